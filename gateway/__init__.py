@@ -1,0 +1,1 @@
+"""The gRPC front: open calls, validation, chat templates, status codes."""

@@ -1,0 +1,128 @@
+"""Settings: one frozen struct for each service, composed into ServerSettings; defaults and units live here alone.
+
+Read from TOML with a section for each service; an unknown key is refused by name. A service is handed its own
+section, never the whole. Nothing is changed after start: what is found out at run time (the number of KV blocks)
+arrives as a message. This is the only module that reads os.environ.
+"""
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+
+class SettingsError(Exception):
+    """A setting is unknown, of the wrong type or out of range; the text names it."""
+
+
+class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ModelSettings(_Section):
+    """What is served. path: a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct."""
+
+    path: str = ""
+    name: str = ""  # the name clients ask for; empty = what the model file calls itself
+
+
+class LinkSettings(_Section):
+    """How the four processes reach one another."""
+
+    transport: Literal["ipc", "tcp"] = "ipc"
+    run_dir: str = ""  # folder of the ipc sockets; made afresh by the supervisor when empty
+    host: str = "127.0.0.1"  # tcp only
+    base_port: int = 5700  # tcp only: one port for each link from here on
+    gateways: tuple[str, ...] = ("gateway-0",)
+    heartbeat_s: float = 1.0  # how often each sender shows that it lives
+    death_s: float = 5.0  # silence that counts as a death
+    high_water_mark: int = 4096  # unsent messages an outlet may hold
+
+
+class SchedulerSettings(_Section):
+    """Bounds and policy of the scheduler. Tokens and counts."""
+
+    depth: int = 2  # plans unacknowledged at most: 1 (no overlap), 2 or 3
+    token_budget: int = 512  # most tokens one step computes
+    chunk_size: int = 0  # most tokens of one prefill row; 0 = token_budget
+    max_num_seqs: int = 256  # most sequences running at once
+    max_waiting: int = 1024  # most sequences in the waiting queue
+    max_unread: int = 64  # uncredited TokenBatches to a gateway before its sequences pause
+
+
+class ExecutorSettings(_Section):
+    """Device, memory and backend of the executor."""
+
+    backend: Literal["torch", "simulated", "echo"] = "torch"
+    device: Literal["cpu"] = "cpu"
+    dtype: Literal["float32"] = "float32"
+    block_size: int = 16  # positions of a KV block
+    num_blocks: int = 0  # blocks of the pool, the dummy included; 0 = from memory
+    kv_memory_mb: int = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights
+    max_rows: int = 256  # rows of a step, and run slots
+    num_threads: int = 0  # compute threads; 0 = every core
+    vocab_size: int = 49152  # simulated and echo only
+    context_length: int = 8192  # simulated and echo only
+    eos_token_id: int = 2  # simulated and echo only
+    step_fixed_us: float = 0.0  # simulated and echo: duration of a step
+    step_per_token_us: float = 0.0  # simulated and echo
+    step_per_kv_token_us: float = 0.0  # simulated and echo: for each position read back
+
+
+class DetokenizerSettings(_Section):
+    """Bounds of the detokenizer."""
+
+    max_pending: int = 256  # TextBatches kept for one gateway whose outlet is full
+
+
+class GatewaySettings(_Section):
+    """The gRPC front."""
+
+    name: str = "gateway-0"
+    listen: str = "127.0.0.1:50051"
+    max_message_bytes: int = 16 * 1024 * 1024  # of one gRPC message, either way
+    max_open_calls: int = 2048  # generation calls open at once
+    max_prompt_bytes: int = 4 * 1024 * 1024  # of prompt text before it is tokenized
+    max_stop_strings: int = 64
+    max_stop_string_chars: int = 1024
+    max_stop_token_ids: int = 1024
+    max_logprobs: int = 20
+    max_n: int = 16
+    stall_s: float = 30.0  # a reader that takes nothing for so long is ended
+    drain_s: float = 30.0  # how long a stopping server lets open calls finish
+
+
+class ServerSettings(_Section):
+    """Everything `tandem serve` needs, a section for each service."""
+
+    model: ModelSettings = ModelSettings()
+    links: LinkSettings = LinkSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    executor: ExecutorSettings = ExecutorSettings()
+    detokenizer: DetokenizerSettings = DetokenizerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    log_level: str = "info"
+
+
+def load(path: Path) -> ServerSettings:
+    """Read a TOML file; raises SettingsError with the name of the key that is wrong."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=ServerSettings)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def handed_down(path: Path) -> ServerSettings:
+    """The settings that the supervisor wrote for its children, as JSON (every value filled in)."""
+    return msgspec.json.decode(path.read_bytes(), type=ServerSettings)
+
+
+def temporary_root() -> Path:
+    """Where private run directories are made: XDG_RUNTIME_DIR when it is usable, else TMPDIR, else /tmp."""
+    for name in ("XDG_RUNTIME_DIR", "TMPDIR"):
+        value = os.environ.get(name)
+        if value and os.access(value, os.W_OK):
+            return Path(value)
+    return Path("/tmp")
