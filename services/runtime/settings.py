@@ -17,18 +17,14 @@ class SettingsError(Exception):
     """A setting is unknown, of the wrong type or out of range; the text names it."""
 
 
-class _Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class ModelSettings(_Section):
+class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is served. path: a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct."""
 
     path: str = ""
     name: str = ""  # the name clients ask for; empty = what the model file calls itself
 
 
-class LinkSettings(_Section):
+class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the four processes reach one another."""
 
     transport: Literal["ipc", "tcp"] = "ipc"
@@ -41,7 +37,7 @@ class LinkSettings(_Section):
     high_water_mark: int = 4096  # unsent messages an outlet may hold
 
 
-class SchedulerSettings(_Section):
+class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds and policy of the scheduler. Tokens and counts."""
 
     depth: int = 2  # plans unacknowledged at most: 1 (no overlap), 2 or 3
@@ -52,7 +48,7 @@ class SchedulerSettings(_Section):
     max_unread: int = 64  # uncredited TokenBatches to a gateway before its sequences pause
 
 
-class ExecutorSettings(_Section):
+class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device, memory and backend of the executor."""
 
     backend: Literal["torch", "simulated", "echo"] = "torch"
@@ -71,13 +67,13 @@ class ExecutorSettings(_Section):
     step_per_kv_token_us: float = 0.0  # simulated and echo: for each position read back
 
 
-class DetokenizerSettings(_Section):
+class DetokenizerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the detokenizer."""
 
     max_pending: int = 256  # TextBatches kept for one gateway whose outlet is full
 
 
-class GatewaySettings(_Section):
+class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gRPC front."""
 
     name: str = "gateway-0"
@@ -94,7 +90,7 @@ class GatewaySettings(_Section):
     drain_s: float = 30.0  # how long a stopping server lets open calls finish
 
 
-class ServerSettings(_Section):
+class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything `tandem serve` needs, a section for each service."""
 
     model: ModelSettings = ModelSettings()

