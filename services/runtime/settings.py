@@ -86,6 +86,10 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_stop_token_ids: int = 1024
     max_logprobs: int = 20
     max_n: int = 16
+    max_chat_messages: int = 1024
+    max_request_id_chars: int = 128
+    max_tenant_chars: int = 128
+    max_unread_tokens: int = 16384  # of one stream, kept while its client does not read; beyond it the call ends
     stall_s: float = 30.0  # a reader that takes nothing for so long is ended
     drain_s: float = 30.0  # how long a stopping server lets open calls finish
 
