@@ -87,6 +87,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_logprobs: int = 20
     max_n: int = 16
     max_chat_messages: int = 1024
+    max_tokenizing: int = 256  # texts that wait for the tokenizer's thread
     max_request_id_chars: int = 128
     max_tenant_chars: int = 128
     max_unread_tokens: int = 16384  # of one stream, kept while its client does not read; beyond it the call ends
