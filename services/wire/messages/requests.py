@@ -98,6 +98,12 @@ class Sampling(Struct, frozen=True, array_like=True, gc=False):
     bad_words: tuple[bytes, ...] = ()  # columns of token ids
     constraint: Constraint | None = None
 
+    @property
+    def needs_history(self) -> bool:
+        """Whether a draw depends on tokens before it, so that a new slot must be told of them."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.bad_words) or self.constraint is not None
+
 
 class Stopping(Struct, frozen=True, array_like=True, gc=False):
     """When a sequence ends. stop_token_ids already holds the model's EOS ids unless the client ignores them.

@@ -1,0 +1,115 @@
+"""Taking in one step's result: tokens become known, sequences end, everything else is told.
+
+One pass over the sampled rows. A row names a Run: a live one gets its position confirmed; an ended one whose sequence
+goes on (preempted meanwhile) still delivers its token, which is valid; one whose sequence has ended is dropped, here
+and nowhere else.
+"""
+
+from array import array
+
+from services.scheduler.core.sequence import Run, Sequence
+from services.scheduler.core.state import LENGTH, STOP, State
+from services.wire import columns
+from services.wire.messages import FailedRow, FinishReason, Logprobs, StepResult
+
+
+def absorb_step(state: State, result: StepResult, now: int) -> None:
+    """Take in a good result of the oldest unacknowledged step."""
+    record = state.inflight.popleft()
+    assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
+    tokens = columns.unpack(result.tokens)
+    sampled = record.sampling_rows()
+    if result.failed_rows:
+        failed = {failure.row for failure in result.failed_rows}
+        sampled = [row for row in sampled if row not in failed]
+    rows = record.rows
+    runs = rows if len(sampled) == len(rows) else [rows[row] for row in sampled]
+    assert len(tokens) == len(runs), f"step {result.step}: {len(tokens)} tokens for {len(runs)} sampled rows"
+    for (run, count), samples in zip(record.added, record.samples, strict=True):
+        run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
+        _note_first_token(state, run.sequence, samples, now)
+    delivered, delivered_tokens, ended = _take_tokens(state, runs, tokens)
+    logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
+    state.outbox.deliver(delivered, delivered_tokens, logprobs)
+    _clear_blame(state, runs)
+    for sequence, token in ended:
+        _end(state, sequence, token, now)
+    for failure in result.failed_rows:
+        _fail(state, rows[failure.row].sequence, failure, now)
+
+
+def _take_tokens(
+    state: State, runs: list[Run], tokens: "array[int]"
+) -> tuple[list[Sequence], list[int], list[tuple[Sequence, int]]]:
+    """The pass: who was given which token, and who may have ended with it."""
+    delivered: list[Sequence] = []
+    delivered_tokens: list[int] = []
+    ended: list[tuple[Sequence, int]] = []
+    for run, token in zip(runs, tokens, strict=True):
+        sequence = run.sequence
+        if run.is_live:
+            run.confirmed += 1
+        elif sequence.finish is None:
+            sequence.late -= 1
+        else:
+            continue
+        known = sequence.tokens
+        known.append(token)
+        delivered.append(sequence)
+        delivered_tokens.append(token)
+        if token in sequence.stop_token_ids or len(known) == sequence.limit:
+            ended.append((sequence, token))
+    state.counters.num_output_tokens += len(delivered)
+    state.counters.num_wasted_rows += len(runs) - len(delivered)
+    return delivered, delivered_tokens, ended
+
+
+def _note_first_token(state: State, sequence: Sequence, samples: bool, now: int) -> None:
+    if samples and not sequence.t_first_token:
+        sequence.t_first_token = now
+        state.counters.num_prompt_tokens += sequence.num_prompt_tokens
+
+
+def _clear_blame(state: State, runs: list[Run]) -> None:
+    """A sequence whose token arrived is above suspicion."""
+    if state.suspects:
+        for run in runs:
+            if state.suspects.pop(run.sequence, 0) is None:
+                run.sequence.blame = 0
+
+
+def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
+    """STOP beats LENGTH; a stop token before min_tokens is an ordinary token."""
+    known = len(sequence.tokens)
+    if token in sequence.stop_token_ids and known > sequence.min_length:
+        state.finish(sequence, now, STOP, matched_token=token)
+    elif known == sequence.limit:
+        state.finish(sequence, now, LENGTH)
+
+
+def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> None:
+    """The first failed row ends its sequence; its later rows fail too and find it ended."""
+    if sequence.finish is None:
+        state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))
+
+
+def _onto_deltas(logprobs: Logprobs, rows: list[Run], delivered: list[Sequence]) -> Logprobs | None:
+    """Re-address logprobs from rows of the step to deltas of the batch; those of dropped rows vanish."""
+    index_of = {sequence: index for index, sequence in enumerate(delivered)}
+    deltas, counts = array("i"), array("i")
+    token_ids, ranks, values = array("i"), array("i"), array("f")
+    all_ids, all_ranks = columns.unpack(logprobs.token_ids), columns.unpack(logprobs.ranks)
+    all_values = columns.unpack_floats(logprobs.values)
+    start = 0
+    for row, count in zip(columns.unpack(logprobs.rows), columns.unpack(logprobs.counts), strict=True):
+        index = index_of.get(rows[row].sequence)
+        if index is not None:
+            deltas.append(index)
+            counts.append(count)
+            token_ids.extend(all_ids[start : start + count])
+            ranks.extend(all_ranks[start : start + count])
+            values.extend(all_values[start : start + count])
+        start += count
+    if not deltas:
+        return None
+    return Logprobs(*(column.tobytes() for column in (deltas, counts, token_ids, ranks, values)))

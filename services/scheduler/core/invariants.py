@@ -1,0 +1,66 @@
+"""What is always true of the state between two verbs. Used by tests after every event; never by the product's path."""
+
+from services.scheduler.core.state import State
+
+
+def check(state: State) -> None:
+    """Raise AssertionError at the first broken invariant."""
+    _check_places(state)
+    _check_blocks(state)
+    _check_counters(state)
+    _check_rows(state)
+
+
+def _check_places(state: State) -> None:
+    """Every open sequence waits or runs, never both; every slot is free or held by one run."""
+    waiting = list(state.waiting)
+    assert waiting == sorted(waiting, key=state.order), "the queue is out of order"
+    held = {run.sequence: run for run in state.running}
+    for sequence in waiting:
+        assert sequence.run is None and sequence.finish is None and sequence not in held
+    for sequence, run in held.items():
+        assert sequence.run is run and run.is_live and sequence.finish is None
+    open_sequences = [s for r in state.requests.values() for s in r.sequences if s.finish is None]
+    assert len(open_sequences) == len(waiting) + len(held), "an open sequence is nowhere"
+    for request in state.requests.values():
+        assert request.num_open == sum(s.finish is None for s in request.sequences) > 0
+    if state.capacity is not None:
+        slots = sorted(state.free_slots + [run.slot for run in state.running])
+        assert slots == list(range(1, state.capacity.max_rows + 1)), "a slot is lost or held twice"
+
+
+def _check_blocks(state: State) -> None:
+    """Held blocks are exactly those in live block tables, each in one."""
+    tables = sorted(block for run in state.running for block in run.blocks)
+    assert tables == state.pool.held(), "a block is lost, shared or leaked"
+    assert 0 not in tables
+    assert state.pool.num_free + len(tables) == state.pool.num_total
+
+
+def _check_counters(state: State) -> None:
+    """C <= P <= A, P <= L + F, 0 <= F <= depth, and nothing beyond the limit."""
+    depth = state.limits.depth
+    for run in state.running:
+        sequence = run.sequence
+        known, in_flight = len(sequence.tokens), run.num_in_flight
+        allocated = len(run.blocks) * state.pool.block_size
+        assert 0 <= run.confirmed <= run.planned <= allocated, (run.confirmed, run.planned, allocated)
+        assert run.planned <= known + in_flight <= sequence.limit
+        assert 0 <= in_flight <= depth and sequence.late == 0
+    for sequence in state.waiting:
+        assert 0 <= sequence.late <= depth and len(sequence.tokens) < sequence.limit
+
+
+def _check_rows(state: State) -> None:
+    """The window, the baseline and the claims agree with the runs."""
+    assert len(state.inflight) <= state.limits.depth
+    assert state.num_carried == sum(run.is_carried for run in state.last_rows)
+    assert all(run in state.running for run in state.claims)
+    for run in state.running:
+        is_claiming = run in state.claims
+        assert run.is_carried + is_claiming + (run.is_exhausted and not run.is_carried) == 1, "a run goes nowhere"
+        if run.is_carried:
+            assert run in state.last_rows and run.planned < run.due
+    if state.inflight:
+        rows = state.inflight[-1].rows
+        assert len(rows) == len(set(rows)), "a run has two rows in one step"

@@ -1,0 +1,71 @@
+"""What the text side must hear: opens, token deltas and closes, gathered into one TokenBatch a step.
+
+Knows what was said, not why. Invariant: each sequence is opened once, closed once, and has no delta after its close.
+"""
+
+from services.scheduler.core.sequence import Sequence
+from services.wire import columns
+from services.wire.messages import Close, Deltas, FailureReason, FinishReason, Logprobs, Open, Timings, TokenBatch
+
+
+class Outbox:
+    """`last_number` is the number of the last batch taken; the first is 1."""
+
+    def __init__(self) -> None:
+        self.last_number = 0
+        self._opens: list[Open] = []
+        self._deltas: Deltas | None = None
+        self._closes: list[Close] = []
+
+    def open(self, sequence: Sequence) -> None:
+        self._opens.append(Open(sequence.key, sequence.num_prompt_tokens, sequence.stopping, sequence.output))
+
+    def deliver(self, sequences: list[Sequence], tokens: list[int], logprobs: Logprobs | None) -> None:
+        """The new token of each sequence; at most once a batch."""
+        assert self._deltas is None, "two steps in one TokenBatch"
+        if sequences:
+            keys = tuple([sequence.key for sequence in sequences])
+            ones = columns.pack([1] * len(keys))
+            self._deltas = Deltas(keys, ones, columns.pack(tokens), logprobs)
+
+    def close(
+        self,
+        sequence: Sequence,
+        now: int,
+        ending: tuple[FinishReason, FailureReason, str],
+        retry_after_ms: int | None = None,
+        matched_token: int | None = None,
+    ) -> None:
+        reason, failure, detail = ending
+        self._closes.append(
+            Close(
+                sequence=sequence.key,
+                reason=reason,
+                failure=failure,
+                detail=detail,
+                num_output_tokens=sequence.num_output_tokens,
+                matched_token=matched_token,
+                timings=_timings(sequence, now),
+                retry_after_ms=retry_after_ms,
+            )
+        )
+
+    def take(self) -> TokenBatch | None:
+        """The batch gathered since the last one, or None when there is nothing to say."""
+        if not (self._opens or self._closes or self._deltas):
+            return None
+        self.last_number += 1
+        batch = TokenBatch(self.last_number, tuple(self._opens), self._deltas, tuple(self._closes))
+        self._opens, self._deltas, self._closes = [], None, []
+        return batch
+
+
+def _timings(sequence: Sequence, now: int) -> Timings:
+    """Microseconds of each stretch that was reached; a stretch still going ends now."""
+    planned = sequence.t_first_planned or now
+    token = sequence.t_first_token or now
+    return Timings(
+        queue_us=(planned - sequence.t_submitted) // 1000,
+        prefill_us=(token - planned) // 1000,
+        decode_us=(now - token) // 1000,
+    )

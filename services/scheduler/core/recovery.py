@@ -1,0 +1,114 @@
+"""Epochs: what happens when an executor opens, a step fails, or an executor dies.
+
+The scheduler owns the epoch. Hello carries it, Ready echoes it, and nothing is planned in between. A failed step of a
+living executor keeps KV: every run rewinds to its confirmed positions. A dead executor takes KV with it: every run
+becomes a waiting sequence and is computed again from its known tokens. Tokens in flight are lost either way and are
+drawn again, the same, since a draw depends only on seed and position.
+"""
+
+from services.scheduler.core.admission import judge
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.state import Capacity, State
+from services.scheduler.core.step import StepRecord
+from services.wire import columns
+from services.wire.messages import AppendBlocks, FailureReason, FinishReason, Hello, Ready
+
+BLAME_FATAL = 3  # failed steps in a row that end a sequence
+
+
+def meet_executor(state: State, ready: Ready, now: int) -> Hello | None:
+    """Take in a Ready: an unknown instance is met with a Hello, the answer to our Hello opens the epoch."""
+    if ready.epoch == 0 and ready.instance != state.instance:
+        lose_executor(state, state.instance, now)
+        state.instance = ready.instance
+        _adopt(state, ready, now)
+        return _next_epoch(state)
+    if ready.epoch == state.epoch and ready.instance == state.instance:
+        state.is_open = True
+    return None
+
+
+def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
+    """A step failed and its executor lives: blame its rows, rewind every run, open a new epoch."""
+    record = state.inflight[0]
+    assert record.step == step, f"failure of step {step} where {record.step} was due"
+    _blame(state, [record], detail, now)
+    _forget_steps(state)
+    for run in list(state.running):
+        _renew(state, run.sequence)
+    return _next_epoch(state)
+
+
+def lose_executor(state: State, instance: int, now: int) -> None:
+    """An executor is gone with all KV. Naming an instance that is not the present one changes nothing."""
+    if instance != state.instance or instance == 0:
+        return
+    _blame(state, list(state.inflight), "the executor died", now)
+    _forget_steps(state)
+    for run in list(state.running):
+        state.preempt(run)
+        run.sequence.late = 0
+    state.pending_ops.clear()  # nobody is left to retire the slots
+    state.instance = 0
+    state.is_open = False
+
+
+def _next_epoch(state: State) -> Hello:
+    state.epoch += 1
+    state.is_open = False
+    return Hello(state.epoch)
+
+
+def _blame(state: State, records: list[StepRecord], detail: str, now: int) -> None:
+    """One more failure for every open sequence of these steps, counted once each; the third ends it."""
+    blamed = {run.sequence: None for record in records for run in record.rows if run.sequence.finish is None}
+    for sequence in blamed:
+        sequence.blame += 1
+        state.suspects[sequence] = None
+        if sequence.blame >= BLAME_FATAL:
+            state.finish(sequence, now, (FinishReason.FAILED, FailureReason.STEP_FAILED, detail))
+
+
+def _forget_steps(state: State) -> None:
+    """Nothing is in flight any more: nobody waits for late tokens, no step is a baseline, no operation is pending."""
+    state.inflight.clear()
+    state.pending_ops.clear()
+    state.last_rows = []
+    state.num_carried = 0
+    for run in state.running:
+        run.is_carried = False
+    for sequence in state.waiting:
+        sequence.late = 0
+
+
+def _renew(state: State, sequence: Sequence) -> None:
+    """The same blocks and confirmed positions under a new generation, told to the executor by the next plan."""
+    old = sequence.run
+    assert old is not None
+    blocks, old.blocks = old.blocks, []
+    confirmed = old.confirmed
+    state.end_run(old)
+    state.pending_ops.pop()  # the new epoch knows no slot, so there is nothing to retire
+    run = state.start_run(sequence, state.free_slots.pop())
+    run.blocks = blocks
+    run.planned = run.confirmed = confirmed
+    slots = columns.pack([run.slot] * len(blocks))
+    state.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(blocks))), columns.pack(blocks)))
+
+
+def _adopt(state: State, ready: Ready, now: int) -> None:
+    """Take over a new executor's capacity and judge every live request against it."""
+    state.capacity = Capacity(
+        ready.num_blocks,
+        ready.block_size,
+        ready.max_rows,
+        ready.card.context_length,
+        ready.needs_known_tokens,
+    )
+    state.pool = BlockPool(ready.num_blocks, ready.block_size)
+    state.free_slots = list(range(ready.max_rows, 0, -1))
+    for sequence in list(state.waiting):
+        verdict = judge(state, sequence)
+        if verdict is not None:
+            state.finish(sequence, now, verdict)

@@ -1,0 +1,148 @@
+"""The scheduler's face: its verbs, each one event. Pure: no sockets, no clock, no randomness.
+
+Rule 1: everything that changes the state comes in through a verb; time (nanoseconds of the caller's clock) comes in
+as `now`. Rule 2: the same verbs in the same order give the same plans, byte for byte. Expected failures are values in
+the TokenBatch; an assertion that fails here is a bug. After each verb `take_batch` gives what the text side must hear.
+"""
+
+import heapq
+
+from services.scheduler.core.absorb import absorb_step
+from services.scheduler.core.admission import cancel_request, submit_request
+from services.scheduler.core.planner import plan_step
+from services.scheduler.core.policy import Policy, fcfs
+from services.scheduler.core.recovery import fail_step, lose_executor, meet_executor
+from services.scheduler.core.sequence import Request
+from services.scheduler.core.state import STOP, Limits, State
+from services.wire.messages import (
+    Credit,
+    FailureReason,
+    FinishReason,
+    Hello,
+    Identity,
+    Load,
+    Ready,
+    Refused,
+    StepPlan,
+    StepResult,
+    StepStatus,
+    StopHit,
+    Submit,
+    TokenBatch,
+)
+
+_DEADLINE = (FinishReason.FAILED, FailureReason.DEADLINE, "the deadline passed")
+
+
+class Scheduler:
+    """Verbs over State. `state` is for invariants, tests and metrics to read, never to change."""
+
+    def __init__(self, limits: Limits, policy: Policy = fcfs) -> None:
+        assert 1 <= limits.depth <= 3, "depth is 1, 2 or 3"
+        self.state = State(limits, policy)
+        self._deadlines: list[tuple[int, int, Request]] = []  # a heap; ended requests leave when their time comes
+
+    # requests
+
+    def submit(self, submit: Submit, now: int) -> Refused | None:
+        """Take in a call. A Refused answers only a live duplicate; any other refusal is in the next batch."""
+        refused = submit_request(self.state, submit, now)
+        if refused is None and submit.remaining_ms is not None:
+            request = self.state.requests.get(submit.identity.request)
+            if request is not None and request.deadline is not None:
+                heapq.heappush(self._deadlines, (request.deadline, self.state.num_arrivals, request))
+                self._forget_ended()
+        return refused
+
+    def cancel(self, identity: Identity, now: int) -> None:
+        """End a call; one that is unknown or has ended is no error."""
+        request = self.state.requests.get(identity.request)
+        if request is not None and request.identity == identity:
+            cancel_request(self.state, request, now)
+
+    def cancel_all(self, now: int) -> None:
+        for request in list(self.state.requests.values()):
+            cancel_request(self.state, request, now)
+
+    def stop_hit(self, hit: StopHit, now: int) -> None:
+        """A stop string ended a sequence for its client; one that has ended is no error."""
+        key = hit.sequence
+        request = self.state.requests.get(key.request)
+        if request is None or request.identity != Identity(key.gateway, key.request, key.incarnation):
+            return
+        sequence = request.sequences[key.index]
+        if sequence.finish is None:
+            self.state.finish(sequence, now, STOP)
+
+    def expire(self, now: int) -> None:
+        """End every call whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            cancel_request(self.state, request, now, _DEADLINE)
+
+    def _forget_ended(self) -> None:
+        """Keep the heap in proportion to the live requests."""
+        if len(self._deadlines) > 2 * len(self.state.requests) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].num_open]
+            heapq.heapify(self._deadlines)
+
+    def next_deadline(self) -> int | None:
+        """When `expire` next has something to look at."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    # steps
+
+    def plan(self, now: int) -> StepPlan | None:
+        """The next step, or None while the window is full or nothing can advance."""
+        return plan_step(self.state, now)
+
+    def absorb(self, result: StepResult, now: int) -> Hello | None:
+        """Take in a result: an older epoch's is nothing, a failed one opens a new epoch with the Hello returned."""
+        if result.epoch != self.state.epoch:
+            return None
+        if result.status == StepStatus.FAILED:
+            return fail_step(self.state, result.step, result.detail, now)
+        absorb_step(self.state, result, now)
+        return None
+
+    def take_batch(self) -> TokenBatch | None:
+        """What the text side must hear since the last call, or None."""
+        return self.state.outbox.take()
+
+    def credit(self, credit: Credit) -> None:
+        """A gateway's reader has come so far."""
+        self.state.credits.credit(credit.gateway, credit.seq)
+
+    # the executor and the operator
+
+    def executor_ready(self, ready: Ready, now: int) -> Hello | None:
+        """An executor has opened (its Hello is returned) or has answered a Hello."""
+        return meet_executor(self.state, ready, now)
+
+    def executor_lost(self, instance: int, now: int) -> None:
+        """An executor is gone; a notice about an older one is nothing."""
+        lose_executor(self.state, instance, now)
+
+    def pause(self, is_paused: bool) -> None:
+        """Stop or go on planning; results and cancels are taken in all the same."""
+        self.state.is_paused = is_paused
+
+    def drain(self) -> None:
+        """Refuse new work from now on."""
+        self.state.is_draining = True
+
+    def load(self, now: int) -> Load:
+        """The state in numbers."""
+        state = self.state
+        return Load(
+            num_waiting=len(state.waiting),
+            num_running=len(state.running),
+            num_free_blocks=state.pool.num_free,
+            num_blocks=state.pool.num_total,
+            drain_rate=state.drain_rate.per_second(now),
+            num_preemptions=state.counters.num_preemptions,
+            num_steps=state.counters.num_steps,
+            num_wasted_rows=state.counters.num_wasted_rows,
+            num_prompt_tokens=state.counters.num_prompt_tokens,
+            num_output_tokens=state.counters.num_output_tokens,
+        )

@@ -1,0 +1,133 @@
+"""The scheduler's records: a Request (one call), its Sequences (one a sample), and a Run (a sequence's stay on a slot).
+
+A Sequence holds the truth that survives everything: its known tokens. A Run holds what is true only while the sequence
+is on the executor: slot, generation, block table and the counters P (planned) and C (confirmed). Preemption ends the
+Run and keeps the Sequence, so no counter is ever reset while a step that names it is in flight: an acknowledgement
+names the Run, and a Run that has ended changes nothing but the known tokens.
+
+Counters (positions): L = len(sequence.tokens); P = run.planned; C = run.confirmed; A = len(run.blocks) x block_size.
+F, the tokens sampled and not acknowledged, is derived: a row samples exactly when it reaches L + F, so either P < L
+and nothing is in flight, or P == L + F - 1. Hence F = max(0, P + 1 - L). An ended Run leaves its F to the sequence
+as `late`.
+"""
+
+from array import array
+
+from services.wire.messages import FinishReason, Identity, Output, Sampling, SequenceKey, Stopping
+
+
+class Request:
+    """One call. `num_open` counts its sequences that have not ended."""
+
+    __slots__ = ("deadline", "identity", "num_open", "sequences")
+
+    def __init__(self, identity: Identity, deadline: int | None) -> None:
+        self.identity = identity
+        self.deadline = deadline  # clock of the shell, nanoseconds
+        self.sequences: list[Sequence] = []
+        self.num_open = 0
+
+
+class Sequence:
+    """One sample of a request. `limit`: the number of known tokens at which it ends with LENGTH."""
+
+    __slots__ = (
+        "arrival",
+        "blame",
+        "finish",
+        "key",
+        "late",
+        "limit",
+        "min_length",
+        "num_prompt_tokens",
+        "output",
+        "priority",
+        "request",
+        "run",
+        "sampling",
+        "seed",
+        "stop_token_ids",
+        "stopping",
+        "t_first_planned",
+        "t_first_token",
+        "t_submitted",
+        "tenant",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: Request, key: SequenceKey, tokens: "array[int]", asks: tuple[Sampling, Stopping, Output]
+    ) -> None:
+        self.request = request
+        self.key = key
+        self.tokens = tokens
+        self.num_prompt_tokens = len(tokens)
+        self.sampling, self.stopping, self.output = asks
+        self.stop_token_ids: frozenset[int] = frozenset()
+        self.min_length = 0  # known tokens below which no stop token counts
+        self.limit = 0
+        self.seed = 0
+        self.priority = 0
+        self.tenant = ""
+        self.arrival = 0
+        self.run: Run | None = None
+        self.late = 0  # tokens in flight from runs that have ended
+        self.blame = 0  # failed steps in a row that held it
+        self.finish: FinishReason | None = None
+        self.t_submitted = 0
+        self.t_first_planned = 0
+        self.t_first_token = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+
+class Run:
+    """A stay of a sequence on a slot.
+
+    is_live: it holds its slot and blocks. is_carried: it sampled in the last planned step and goes on in the next as
+    one future row. `due`: the planned position at which it needs attention, a block or the end.
+    """
+
+    __slots__ = (
+        "blocks",
+        "confirmed",
+        "due",
+        "generation",
+        "is_carried",
+        "is_live",
+        "last_sampled_step",
+        "planned",
+        "sequence",
+        "slot",
+        "touched_step",
+    )
+
+    def __init__(self, sequence: Sequence, slot: int, generation: int) -> None:
+        self.sequence = sequence
+        self.slot = slot
+        self.generation = generation
+        self.blocks: list[int] = []
+        self.planned = 0
+        self.confirmed = 0
+        self.due = 0
+        self.is_live = True
+        self.is_carried = False
+        self.last_sampled_step = 0  # 0: this generation has not sampled
+        self.touched_step = 0  # the last step whose plan granted it something
+
+    @property
+    def num_in_flight(self) -> int:
+        """F: tokens sampled by this run and not acknowledged."""
+        return max(0, self.planned + 1 - len(self.sequence.tokens))
+
+    @property
+    def num_wanted(self) -> int:
+        """Tokens between P and L + F: what is left to plan, at least one."""
+        return max(1, len(self.sequence.tokens) - self.planned)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """L + F has reached the limit: nothing more is planned, the end comes with an acknowledgement."""
+        return self.planned + 1 >= self.sequence.limit

@@ -1,0 +1,178 @@
+"""The scheduler's state and the few transitions that change who holds what.
+
+Every record has one home here: live requests by id, the waiting queue, running Runs, the window of unacknowledged
+steps. A sequence is waiting, running or ended, never two of them. There is one way off the executor (`end_run`) and
+one way to end (`finish`). Knows no budget and no order of service: planner.py decides, this module carries out.
+"""
+
+from collections import deque
+
+from msgspec import Struct
+
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.credit import Credits
+from services.scheduler.core.outbox import Outbox
+from services.scheduler.core.policy import Policy
+from services.scheduler.core.rate import DrainRate
+from services.scheduler.core.sequence import Request, Run, Sequence
+from services.scheduler.core.step import StepRecord
+from services.scheduler.core.waiting import WaitingQueue
+from services.wire.messages import FailureReason, FinishReason, Op, SlotInit, SlotRetire
+
+CANCELLED = (FinishReason.CANCELLED, FailureReason.NONE, "")
+LENGTH = (FinishReason.LENGTH, FailureReason.NONE, "")
+STOP = (FinishReason.STOP, FailureReason.NONE, "")
+
+
+class Limits(Struct, frozen=True):
+    """Bounds of the scheduler: counts and tokens, each at least 1. chunk_size: most tokens of one prefill row."""
+
+    depth: int
+    token_budget: int
+    chunk_size: int
+    max_num_seqs: int
+    max_waiting: int
+    max_unread: int
+
+
+class Capacity(Struct, frozen=True):
+    """What the executor said it has. num_blocks counts the dummy; max_rows is also the number of run slots."""
+
+    num_blocks: int
+    block_size: int
+    max_rows: int
+    context_length: int
+    needs_known_tokens: bool
+
+
+class Counters(Struct):
+    """Totals since the start."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_wasted_rows: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+
+
+class State:
+    """All of it. `capacity` and `pool` are there once an executor has said Ready."""
+
+    def __init__(self, limits: Limits, policy: Policy) -> None:
+        self.limits = limits
+        self.order = policy
+        self.requests: dict[str, Request] = {}
+        self.waiting = WaitingQueue(policy)
+        self.running: dict[Run, None] = {}  # in order of admission
+        self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
+        self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
+        self.num_carried = 0  # of last_rows, those that go on by themselves
+        self.last_step = 0
+        self.inflight: deque[StepRecord] = deque()
+        self.suspects: dict[Sequence, None] = {}  # sequences with blame
+        self.pending_ops: list[Op] = []
+        self.outbox = Outbox()
+        self.credits = Credits(limits.max_unread)
+        self.drain_rate = DrainRate()
+        self.counters = Counters()
+        self.capacity: Capacity | None = None
+        self.pool = BlockPool(2, 1)  # replaced by the executor's capacity
+        self.free_slots: list[int] = []
+        self.generation = 0
+        self.num_arrivals = 0
+        self.epoch = 0
+        self.instance = 0
+        self.is_open = False  # the executor has answered this epoch's Hello
+        self.is_paused = False
+        self.is_draining = False
+
+    def has_credit(self, sequence: Sequence) -> bool:
+        return not self.credits.is_silent(sequence.key.gateway)
+
+    def admit(self, sequence: Sequence, now: int) -> Run:
+        """Waiting -> running, on a fresh generation of a free slot."""
+        self.waiting.remove(sequence)
+        sequence.t_first_planned = sequence.t_first_planned or now
+        return self.start_run(sequence, self.free_slots.pop())
+
+    def start_run(self, sequence: Sequence, slot: int) -> Run:
+        """Put a sequence on a slot with an empty block table, told to the executor by the next plan."""
+        assert self.capacity is not None and sequence.run is None
+        self.generation += 1
+        run = Run(sequence, slot, self.generation)
+        sequence.run = run
+        self.running[run] = None
+        self.claims[run] = None
+        wants_tokens = self.capacity.needs_known_tokens or sequence.sampling.needs_history
+        self.pending_ops.append(
+            SlotInit(
+                slot=slot,
+                generation=run.generation,
+                sampling=sequence.sampling,
+                seed=sequence.seed,
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                known_tokens=sequence.tokens.tobytes() if wants_tokens else b"",
+            )
+        )
+        return run
+
+    def demote(self, run: Run) -> None:
+        """The run no longer goes on by itself."""
+        if run.is_carried:
+            run.is_carried = False
+            run.last_sampled_step = self.last_step
+            self.num_carried -= 1
+
+    def end_run(self, run: Run) -> None:
+        """The one way off the executor: blocks and slot are free at once, since steps run first in, first out."""
+        sequence = run.sequence
+        self.demote(run)
+        run.is_live = False
+        sequence.run = None
+        del self.running[run]
+        self.claims.pop(run, None)
+        self.pool.free(run.blocks)
+        self.free_slots.append(run.slot)
+        self.pending_ops.append(SlotRetire(run.slot, run.generation))
+
+    def preempt(self, run: Run) -> None:
+        """Running -> waiting. Tokens in flight stay valid and will be delivered; it waits at least until they are."""
+        sequence = run.sequence
+        sequence.late += run.num_in_flight
+        self.end_run(run)
+        self.waiting.add(sequence)
+        self.counters.num_preemptions += 1
+
+    def finish(
+        self,
+        sequence: Sequence,
+        now: int,
+        ending: tuple[FinishReason, FailureReason, str],
+        matched_token: int | None = None,
+    ) -> None:
+        """The one way to end: whatever the sequence holds is given back, and its close is said."""
+        assert sequence.finish is None, "a sequence ends once"
+        if sequence.run is not None:
+            self.end_run(sequence.run)
+        else:
+            self.waiting.remove(sequence)
+        self.close(sequence, now, ending, matched_token=matched_token)
+        if sequence.request.num_open == 0:
+            self.drain_rate.note(now)
+
+    def close(
+        self,
+        sequence: Sequence,
+        now: int,
+        ending: tuple[FinishReason, FailureReason, str],
+        retry_after_ms: int | None = None,
+        matched_token: int | None = None,
+    ) -> None:
+        """The last mention of a sequence that holds nothing."""
+        sequence.finish = ending[0]
+        self.suspects.pop(sequence, None)
+        self.outbox.close(sequence, now, ending, retry_after_ms, matched_token)
+        request = sequence.request
+        request.num_open -= 1
+        if request.num_open == 0 and self.requests.get(request.identity.request) is request:
+            del self.requests[request.identity.request]

@@ -1,0 +1,180 @@
+"""An executor written a second time, straight from the contract, to check the scheduler against.
+
+KV cells hold (position, rolling hash of all tokens up to there); a row reads every cell before it back through its
+block table, so a stale, early, freed or shared block changes a token or trips an assertion. Executes plans in order
+when told to, which places events inside the window.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from services.wire import columns
+from services.wire.messages import (
+    AppendBlocks,
+    FailedRow,
+    FailureReason,
+    Hello,
+    ModelCard,
+    Op,
+    Ready,
+    RowFlag,
+    SlotInit,
+    SlotRetire,
+    StepPlan,
+    StepResult,
+    StepStatus,
+)
+
+VOCAB = 50
+MODULUS = (1 << 61) - 1
+
+
+def absorb_token(state: int, token: int, position: int) -> int:
+    return (state * 1_000_003 + token * 7919 + position + 1) % MODULUS
+
+
+def draw(state: int, seed: int) -> int:
+    """The token that follows a history: a pure function of it and the seed; never 0 or 1."""
+    return 2 + (state ^ (seed * 0x9E3779B9)) % (VOCAB - 2)
+
+
+def continuation(prompt: list[int], seed: int, count: int) -> list[int]:
+    """What a request alone would get."""
+    state = 0
+    for position, token in enumerate(prompt):
+        state = absorb_token(state, token, position)
+    tokens: list[int] = []
+    for position in range(len(prompt), len(prompt) + count):
+        tokens.append(draw(state, seed))
+        state = absorb_token(state, tokens[-1], position)
+    return tokens
+
+
+@dataclass
+class Slot:
+    generation: int
+    seed: int
+    table: list[int] = field(default_factory=list)
+    last_token: int | None = None
+    next_position: int | None = None
+    is_poisoned: bool = False
+
+
+class ExecutorModel:
+    """Plans queue up in `plans`; `step()` runs the oldest and returns its result."""
+
+    def __init__(self, instance: int, num_blocks: int, block_size: int, max_rows: int, context_length: int) -> None:
+        self.instance, self.num_blocks, self.block_size = instance, num_blocks, block_size
+        self.max_rows, self.context_length = max_rows, context_length
+        self.epoch = 0
+        self.has_failed = False
+        self.plans: deque[StepPlan] = deque()
+        self.slots: dict[int, Slot] = {}
+        self.rows: list[int] = []
+        self.cells: dict[tuple[int, int], tuple[int, int]] = {}
+        self.seen: set[tuple[int, int]] = set()
+        self.row_history: list[list[tuple[int, int, int]]] = []  # (slot, generation, count) of every executed step
+
+    def ready(self, epoch: int) -> Ready:
+        card = ModelCard("model", VOCAB, self.context_length, (1,))
+        return Ready(epoch, self.instance, self.num_blocks, self.block_size, self.max_rows, 1, card)
+
+    def hello(self, hello: Hello) -> Ready:
+        self.epoch = hello.epoch
+        self.has_failed = False
+        self.plans.clear()
+        self.slots.clear()
+        self.rows = []
+        self.seen = set()
+        return self.ready(hello.epoch)
+
+    def receive(self, plan: StepPlan) -> None:
+        assert plan.epoch == self.epoch, "a plan before its Hello was answered"
+        self.plans.append(plan)
+
+    def step(self, *, fails: bool = False, poison: int | None = None) -> StepResult:
+        """Run the oldest plan. fails: the step fails. poison: the index of a row whose logits are not finite."""
+        plan = self.plans.popleft()
+        if fails or self.has_failed:
+            self.has_failed = True
+            return StepResult(plan.epoch, plan.step, StepStatus.FAILED, detail="injected")
+        for op in plan.ops:
+            self._apply(op)
+        rows = self._rows(plan)
+        self.rows = [slot for slot, *_ in rows]
+        assert len(set(self.rows)) == len(self.rows), "a slot has two rows"
+        self.row_history.append([(slot, self.slots[slot].generation, count) for slot, _, count, _, _ in rows])
+        tokens: list[int] = []
+        n_out: list[int] = []
+        failed: list[FailedRow] = []
+        for index, (slot, position, count, flags, inputs) in enumerate(rows):
+            state = self._forward(self.slots[slot], position, count, inputs)
+            if index == poison or self.slots[slot].is_poisoned:
+                self.slots[slot].is_poisoned = True
+                self.slots[slot].last_token = 0
+                failed.append(FailedRow(index, FailureReason.POISONED_ROW, "not finite"))
+                n_out.append(0)
+            elif flags & RowFlag.SAMPLE:
+                self.slots[slot].last_token = draw(state, self.slots[slot].seed)
+                tokens.append(draw(state, self.slots[slot].seed))
+                n_out.append(1)
+            else:
+                n_out.append(0)
+        return StepResult(
+            plan.epoch, plan.step, StepStatus.OK, columns.pack(tokens), columns.pack(n_out), failed_rows=tuple(failed)
+        )
+
+    def _apply(self, op: Op) -> None:
+        if isinstance(op, SlotInit):
+            assert 1 <= op.slot <= self.max_rows and op.slot not in self.slots, "a slot begins while it is held"
+            assert (op.slot, op.generation) not in self.seen, "a generation is used again"
+            self.seen.add((op.slot, op.generation))
+            self.slots[op.slot] = Slot(op.generation, op.seed)
+        elif isinstance(op, SlotRetire):
+            assert self.slots.pop(op.slot).generation == op.generation
+        elif isinstance(op, AppendBlocks):
+            appended = zip(columns.unpack(op.slots), columns.unpack(op.starts), columns.unpack(op.blocks), strict=True)
+            for slot, start, block in appended:
+                assert len(self.slots[slot].table) == start and 1 <= block < self.num_blocks
+                self.slots[slot].table.append(block)
+        else:
+            raise AssertionError(f"an operation nobody asked for: {op}")
+
+    def _rows(self, plan: StepPlan) -> list[tuple[int, int, int, int, list[int]]]:
+        """(slot, position, count, flags, inputs) of each row; the difference applied."""
+        dropped = set(columns.unpack(plan.dropped))
+        rows: list[tuple[int, int, int, int, list[int]]] = []
+        for index, slot in enumerate(self.rows):
+            if index not in dropped:
+                state = self.slots[slot]
+                assert state.next_position is not None and state.last_token is not None, "carried, but never sampled"
+                flags = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
+                rows.append((slot, state.next_position, 1, flags, [state.last_token]))
+        host = list(columns.unpack(plan.host_tokens))
+        added = [columns.unpack(c) for c in (plan.slots, plan.generations, plan.positions, plan.counts, plan.flags)]
+        for slot, generation, position, count, flags in zip(*added, strict=True):
+            state = self.slots[slot]
+            assert state.generation == generation and count >= 1
+            if flags & RowFlag.FUTURE_INPUT:
+                assert count == 1 and state.last_token is not None, "a future that nobody has sampled"
+                inputs = [state.last_token]
+            else:
+                inputs, host = host[:count], host[count:]
+                assert len(inputs) == count
+            rows.append((slot, position, count, flags, inputs))
+        assert not host, "host tokens left over"
+        return rows
+
+    def _forward(self, slot: Slot, position: int, count: int, inputs: list[int]) -> int:
+        assert slot.next_position in (None, position), "a row does not go on where its slot stopped"
+        assert position + count <= len(slot.table) * self.block_size, "a position without a block"
+        state = 0
+        for p in range(position):
+            cell = self.cells.get((slot.table[p // self.block_size], p % self.block_size))
+            assert cell is not None and cell[0] == p, "a stale or missing cell"
+            state = cell[1]
+        for p, token in enumerate(inputs, position):
+            state = absorb_token(state, token, p)
+            self.cells[slot.table[p // self.block_size], p % self.block_size] = (p, state)
+        slot.next_position = position + count
+        return state

@@ -1,0 +1,202 @@
+"""A scheduler and the executor model, driven event by event; the text side's laws are checked as batches arrive."""
+
+from services.scheduler.core import invariants
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.state import Limits
+from services.wire import columns
+from services.wire.messages import (
+    Close,
+    Credit,
+    FinishReason,
+    Identity,
+    Output,
+    Refused,
+    Sampling,
+    SequenceKey,
+    StepPlan,
+    StopHit,
+    Stopping,
+    Submit,
+)
+from tests.unit.scheduler.executor_model import ExecutorModel, continuation
+
+EOS = 1  # the executor model never draws it
+
+
+def limits(
+    depth: int = 2,
+    token_budget: int = 64,
+    chunk_size: int = 64,
+    max_num_seqs: int = 16,
+    max_waiting: int = 1000,
+    max_unread: int = 1000,
+) -> Limits:
+    return Limits(depth, token_budget, chunk_size, max_num_seqs, max_waiting, max_unread)
+
+
+def submit_message(
+    name: str,
+    prompt: list[int],
+    *,
+    max_tokens: int | None = 8,
+    stop_ids: tuple[int, ...] = (),
+    min_tokens: int = 0,
+    seed: int = 0,
+    n: int = 1,
+    incarnation: int = 1,
+    gateway: str = "g",
+    remaining_ms: int | None = None,
+) -> Submit:
+    stops = columns.pack(stop_ids)
+    return Submit(
+        Identity(gateway, name, incarnation),
+        columns.pack(prompt),
+        Sampling(min_tokens=min_tokens, stop_token_ids=stops),
+        Stopping(max_tokens, min_tokens, stops),
+        Output(),
+        seed=seed,
+        n=n,
+        remaining_ms=remaining_ms,
+    )
+
+
+class Rig:
+    """`outputs` and `closes`: what the text side was told, by sequence."""
+
+    def __init__(
+        self,
+        bounds: Limits | None = None,
+        *,
+        num_blocks: int = 64,
+        block_size: int = 4,
+        max_rows: int = 16,
+        context_length: int = 512,
+    ) -> None:
+        self.scheduler = Scheduler(bounds or limits())
+        self.shape = (num_blocks, block_size, max_rows, context_length)
+        self.now = 1
+        self.num_instances = 0
+        self.plans: list[StepPlan] = []
+        self.outputs: dict[SequenceKey, list[int]] = {}
+        self.closes: dict[SequenceKey, Close] = {}
+        self.last_number = 0
+        self.auto_credit = True
+        self.executor = self._open_executor()
+
+    def _open_executor(self) -> ExecutorModel:
+        self.num_instances += 1
+        executor = ExecutorModel(self.num_instances, *self.shape)
+        hello = self.scheduler.executor_ready(executor.ready(0), self.now)
+        assert hello is not None
+        assert self.scheduler.executor_ready(executor.hello(hello), self.now) is None
+        self._after()
+        return executor
+
+    def _after(self) -> None:
+        self.now += 1
+        invariants.check(self.scheduler.state)
+        batch = self.scheduler.take_batch()
+        if batch is None:
+            return
+        assert batch.number == self.last_number + 1
+        self.last_number = batch.number
+        gateways = {opening.sequence.gateway: None for opening in batch.opens}
+        for opening in batch.opens:
+            assert opening.sequence not in self.outputs, "opened twice"
+            self.outputs[opening.sequence] = []
+        if batch.deltas is not None:
+            tokens = columns.unpack(batch.deltas.tokens)
+            for key, token in zip(batch.deltas.sequences, tokens, strict=True):
+                assert key not in self.closes, "a token after the close"
+                self.outputs[key].append(token)
+        for close in batch.closes:
+            assert close.sequence in self.outputs and close.sequence not in self.closes, "closed twice, or never opened"
+            self.closes[close.sequence] = close
+            assert close.num_output_tokens == len(self.outputs[close.sequence])
+        if self.auto_credit:
+            for gateway in {key.gateway: None for key in self.outputs} | gateways:
+                self.credit(gateway)
+
+    # events
+
+    def submit(self, submit: Submit) -> Refused | None:
+        refused = self.scheduler.submit(submit, self.now)
+        self._after()
+        return refused
+
+    def cancel(self, identity: Identity) -> None:
+        self.scheduler.cancel(identity, self.now)
+        self._after()
+
+    def stop_hit(self, key: SequenceKey, token_index: int) -> None:
+        self.scheduler.stop_hit(StopHit(key, token_index), self.now)
+        self._after()
+
+    def credit(self, gateway: str) -> None:
+        self.scheduler.credit(Credit(gateway, self.last_number))
+
+    def plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.now)
+        if plan is not None:
+            self.plans.append(plan)
+            self.executor.receive(plan)
+        self._after()
+        return plan
+
+    def deliver(self, *, fails: bool = False, poison: int | None = None) -> None:
+        """The executor runs its oldest plan and its result is absorbed."""
+        hello = self.scheduler.absorb(self.executor.step(fails=fails, poison=poison), self.now)
+        if hello is not None:
+            while self.executor.plans:  # the later steps of a failed epoch are answered as failed, and ignored
+                assert self.scheduler.absorb(self.executor.step(), self.now) is None
+            self.scheduler.executor_ready(self.executor.hello(hello), self.now)
+        self._after()
+
+    def kill_executor(self) -> None:
+        self.scheduler.executor_lost(self.num_instances, self.now)
+        self.executor = self._open_executor()
+
+    # running
+
+    def turn(self) -> bool:
+        """Fill the window, then deliver one result; False when nothing could be done."""
+        while self.plan() is not None:
+            pass
+        if not self.executor.plans:
+            return False
+        self.deliver()
+        return True
+
+    def run(self, max_turns: int = 20_000) -> None:
+        """Until nothing is left to do; a scheduler that stops while somebody waits is an error."""
+        for _ in range(max_turns):
+            if not self.turn():
+                break
+        else:
+            raise AssertionError("no end")
+        assert not self.scheduler.state.requests, "idle while a request is open"
+        self.assert_idle()
+
+    def assert_idle(self) -> None:
+        state = self.scheduler.state
+        assert state.pool.num_free == state.pool.num_total and not state.running and not len(state.waiting)
+        assert not state.inflight and not state.suspects
+
+    # expectations
+
+    def output(self, name: str, index: int = 0, incarnation: int = 1, gateway: str = "g") -> list[int]:
+        return self.outputs[SequenceKey(gateway, name, incarnation, index)]
+
+    def close_of(self, name: str, index: int = 0, incarnation: int = 1, gateway: str = "g") -> Close:
+        return self.closes[SequenceKey(gateway, name, incarnation, index)]
+
+
+def expected_output(submit: Submit, seed: int) -> tuple[list[int], FinishReason]:
+    """What the request gets alone: tokens, and how it ends."""
+    stops = set(columns.unpack(submit.stopping.stop_token_ids))
+    assert submit.stopping.max_tokens is not None
+    tokens = continuation(list(columns.unpack(submit.prompt_tokens)), seed, submit.stopping.max_tokens)
+    for index, token in enumerate(tokens):
+        if token in stops and index + 1 > submit.stopping.min_tokens:
+            return tokens[: index + 1], FinishReason.STOP
+    return tokens, FinishReason.LENGTH

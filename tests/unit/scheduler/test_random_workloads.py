@@ -1,0 +1,195 @@
+"""Random workloads against the executor model: whatever happens, each request gets what it would get alone."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from services.scheduler.core.admission import seed_of_sample
+from services.wire.messages import FailureReason, FinishReason, Identity, SequenceKey, Submit
+from tests.unit.scheduler.rig import Rig, expected_output, limits, submit_message
+
+
+@dataclass
+class Weights:
+    """How often each event happens, relative to the others."""
+
+    submit: float = 2
+    cancel: float = 0.3
+    stop_hit: float = 0.3
+    plan: float = 6
+    deliver: float = 6
+    fail: float = 0
+    kill: float = 0
+    poison: float = 0
+    silence: float = 0
+
+
+NUM_SEEDS = 20
+CALM = Weights()
+FAULTY = Weights(fail=0.15, kill=0.06, poison=0.1)
+SILENT = Weights(silence=0.5)
+EVERYTHING = Weights(fail=0.1, kill=0.05, poison=0.1, silence=0.3)
+
+
+class Workload:
+    """One seed's worth of events."""
+
+    def __init__(self, seed: int, weights: Weights) -> None:
+        self.random = rng = random.Random(seed)
+        self.weights = weights
+        budget = rng.choice([1, 2, 5, 16, 64])
+        self.rig = Rig(
+            limits(
+                depth=rng.choice([1, 2, 3]),
+                token_budget=budget,
+                chunk_size=rng.choice([1, 3, budget]),
+                max_num_seqs=rng.choice([1, 2, 4, 8]),
+                max_unread=rng.choice([1, 4]) if weights.silence else 10_000,
+            ),
+            num_blocks=rng.randint(5, 33),
+            block_size=rng.choice([1, 2, 4, 8]),
+            max_rows=rng.choice([2, 8]),
+        )
+        self.submits: dict[str, Submit] = {}
+        self.touched: set[str] = set()  # cancelled, stopped or poisoned: their outputs are a prefix
+        self.silent: str | None = None
+
+    def run(self, num_events: int) -> None:
+        names = [name for name in vars(self.weights) if getattr(self.weights, name)]
+        odds = [getattr(self.weights, name) for name in names]
+        for _ in range(num_events):
+            getattr(self, self.random.choices(names, odds)[0])()
+        self.speak()
+        self.rig.run()
+        self.verify()
+
+    # events
+
+    def submit(self) -> None:
+        rng = self.random
+        positions = self.rig.scheduler.state.pool.num_positions
+        length = rng.randint(1, max(1, min(20, positions - 2)))
+        name = f"r{len(self.submits)}"
+        submit = submit_message(
+            name,
+            [rng.randint(2, 49) for _ in range(length)],
+            max_tokens=rng.randint(1, max(1, min(25, positions - length))),
+            stop_ids=tuple(rng.sample(range(2, 50), rng.choice([0, 0, 3]))),
+            min_tokens=0,
+            seed=rng.randint(0, 5),
+            n=rng.choice([1, 1, 1, 2, 3]),
+            gateway=rng.choice(["g", "h"]) if self.weights.silence else "g",
+        )
+        self.submits[name] = submit
+        assert self.rig.submit(submit) is None
+
+    def cancel(self) -> None:
+        if self.submits:
+            name = self.random.choice(list(self.submits))
+            self.touched.add(name)
+            self.rig.cancel(self.submits[name].identity)
+
+    def stop_hit(self) -> None:
+        keys = [key for key, tokens in self.rig.outputs.items() if tokens]
+        if keys:
+            key = self.random.choice(keys)
+            self.touched.add(key.request)
+            self.rig.stop_hit(key, len(self.rig.outputs[key]) - 1)
+
+    def plan(self) -> None:
+        self.rig.plan()
+
+    def deliver(self) -> None:
+        if self.rig.executor.plans:
+            self.rig.deliver()
+
+    def fail(self) -> None:
+        if self.rig.executor.plans:
+            self.rig.deliver(fails=True)
+
+    def kill(self) -> None:
+        self.rig.kill_executor()
+
+    def poison(self) -> None:
+        if self.rig.executor.plans:
+            before = set(self.rig.closes)
+            self.rig.deliver(poison=0)
+            closed = [self.rig.closes[key] for key in self.rig.closes if key not in before]
+            self.touched.update(c.sequence.request for c in closed if c.failure == FailureReason.POISONED_ROW)
+
+    def silence(self) -> None:
+        """One gateway stops reading, or comes back."""
+        if self.silent is None:
+            self.silent = self.random.choice(["g", "h"])
+            self.rig.auto_credit = False
+        else:
+            self.speak()
+
+    def speak(self) -> None:
+        self.silent = None
+        self.rig.auto_credit = True
+        for gateway in ("g", "h"):
+            self.rig.credit(gateway)
+
+    # the end
+
+    def verify(self) -> None:
+        assert set(self.rig.closes) == set(self.rig.outputs), "a request without an end"
+        for name, submit in self.submits.items():
+            for index in range(submit.n):
+                self._verify(name, submit, index)
+
+    def _verify(self, name: str, submit: Submit, index: int) -> None:
+        key = SequenceKey(submit.identity.gateway, name, 1, index)
+        tokens, close = self.rig.outputs[key], self.rig.closes[key]
+        expected, reason = expected_output(submit, seed_of_sample(submit.seed, index))
+        assert tokens == expected[: len(tokens)], f"{key}: not what it gets alone"
+        if close.reason == FinishReason.FAILED:
+            assert close.failure in (FailureReason.STEP_FAILED, FailureReason.POISONED_ROW)
+        elif name not in self.touched:
+            assert (tokens, close.reason) == (expected, reason)
+
+
+@pytest.mark.parametrize(("weights", "first_seed"), [(CALM, 0), (FAULTY, 1000), (SILENT, 2000), (EVERYTHING, 3000)])
+def test_every_request_gets_what_it_would_get_alone(weights: Weights, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + NUM_SEEDS):
+        try:
+            Workload(seed, weights).run(250)
+        except Exception as error:
+            raise AssertionError(f"workload of seed {seed}") from error
+
+
+def test_same_events_give_the_same_plans_byte_for_byte() -> None:
+    for seed in range(10):
+        first, second = Workload(seed, EVERYTHING), Workload(seed, EVERYTHING)
+        first.run(200)
+        second.run(200)
+        assert first.rig.plans == second.rig.plans and first.rig.plans
+
+
+def test_depth_changes_no_token() -> None:
+    for seed in range(10):
+        outputs = []
+        for depth in (1, 2, 3):
+            rig = Rig(limits(depth=depth, token_budget=9, chunk_size=5, max_num_seqs=4), num_blocks=12)
+            rng = random.Random(seed)
+            for number in range(8):
+                prompt = [rng.randint(2, 49) for _ in range(rng.randint(1, 15))]
+                rig.submit(submit_message(f"r{number}", prompt, max_tokens=rng.randint(1, 20), seed=number))
+            rig.run()
+            outputs.append(rig.outputs)
+        assert outputs[0] == outputs[1] == outputs[2]
+
+
+def test_identity_is_exact() -> None:
+    """Cancelling one id touches no other, whatever they share."""
+    rig = Rig()
+    for name in ("r1", "r10", ""):
+        rig.submit(submit_message(name, [5, 6, 7], max_tokens=6))
+    rig.turn()
+    rig.cancel(Identity("g", "", 1))
+    rig.cancel(Identity("g", "r1", 2))
+    rig.run()
+    reasons = {key.request: close.reason for key, close in rig.closes.items()}
+    assert reasons == {"r1": FinishReason.LENGTH, "r10": FinishReason.LENGTH, "": FinishReason.CANCELLED}
