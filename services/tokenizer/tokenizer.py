@@ -1,0 +1,145 @@
+"""Text <-> token ids of one model, built from its GGUF file with the `tokenizers` library.
+
+Two encoders share one BPE model: one in which special tokens are spelled in the text (raw prompts), one in which the
+same characters are plain text (a client's words). Immutable and safe to use from several threads; encoding releases
+the GIL, so a long text can be encoded beside an event loop. Decoding is the byte table: tokens are bytes, bytes are
+UTF-8, and what is no UTF-8 shows as U+FFFD.
+"""
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken
+from tokenizers.models import BPE
+
+from services.tokenizer.chat import ChatTemplate, Message, refuse_surrogates
+from services.tokenizer.errors import TemplateError, TextError
+from services.tokenizer.gguf_header import read_metadata
+from services.tokenizer.pre_tokenizers import Rule, rule_of
+from services.tokenizer.vocabulary import TokenKind, Vocabulary, from_metadata, token_bytes
+
+
+def load(path: Path) -> "Tokenizer":
+    """The tokenizer of a GGUF file; raises TokenizerFileError, which says what is not supported."""
+    return Tokenizer(from_metadata(read_metadata(path)))
+
+
+class Tokenizer:
+    """See the file's docstring. vocab_size counts every id, special ones included."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._rule = rule = rule_of(vocabulary.pre_tokenizer)
+        self.vocab_size = len(vocabulary.texts)
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self._vocabulary = vocabulary
+        self._token_bytes = token_bytes(vocabulary)
+        self._specials = _texts_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN)
+        added = _texts_of(vocabulary, TokenKind.USER_DEFINED)
+        model = _bpe(vocabulary, rule)
+        self._parsing = _encoder(model, rule, [*added, *self._specials])
+        self._plain = _encoder(model, rule, added)
+        self._prompt_prefix = _prompt_prefix(vocabulary, rule)
+        self._longest_token = max(map(len, self._token_bytes))
+        self._dropped_bytes = _dropped_bytes(self._token_bytes)
+        self.chat_template = self._chat_template()
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        """The ids of a text by itself; parse_special: a special token's spelling becomes that token.
+
+        Raises TextError for a text with lone surrogates. Bytes that have no token are dropped, as the model's own
+        tokenizer does, so a text may have no ids at all.
+        """
+        refuse_surrogates(text)
+        return _encode(self._parsing if parse_special else self._plain, text)
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids of a raw prompt: special tokens may be spelled, and the model's BOS, if it wants one, comes first."""
+        token_ids = self.encode(text, parse_special=True)
+        is_there = token_ids[: len(self._prompt_prefix)] == self._prompt_prefix
+        return token_ids if is_there else self._prompt_prefix + token_ids
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """The ids of a conversation; only the template's own special tokens are special. Raises TemplateError."""
+        if self.chat_template is None:
+            raise TemplateError("the model has no chat template")
+        try:
+            pieces = self.chat_template.render(messages, add_generation_prompt)
+        except TextError as error:
+            raise TemplateError(str(error)) from error
+        token_ids: list[int] = []
+        for text, is_special in pieces:
+            token_ids += [self._specials[text]] if is_special else _encode(self._plain, text)
+        return token_ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """How many tokens the text has at least, found without encoding it: what is far too long is refused early."""
+        refuse_surrogates(text)
+        if self._rule.is_nfc:
+            text = unicodedata.normalize("NFC", text)
+        return -(-len(text.encode().translate(None, self._dropped_bytes)) // self._longest_token)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for; a special token's is its text."""
+        return self._token_bytes[token_id]
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is no text and is left out of output when special tokens are skipped."""
+        return self._vocabulary.is_special(token_id)
+
+    def special_id(self, text: str) -> int | None:
+        """The special token that is spelled exactly so."""
+        return self._specials.get(text)
+
+    def decode(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
+        """The text of ids by themselves."""
+        kept = (i for i in token_ids if not (skip_special_tokens and self.is_special(i)))
+        return b"".join(self._token_bytes[i] for i in kept).decode(errors="replace")
+
+    def _chat_template(self) -> ChatTemplate | None:
+        source = self._vocabulary.chat_template
+        if source is None:
+            return None
+        texts = self._vocabulary.texts
+        bos, eos = self._vocabulary.bos_token_id, next(iter(self.eos_token_ids), None)
+        names = {name: "" if i is None else texts[i] for name, i in (("bos_token", bos), ("eos_token", eos))}
+        return ChatTemplate(source, list(self._specials), names)
+
+
+def _encode(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
+    # The batch form alone releases the GIL, and the fast one computes no offsets.
+    (encoding,) = encoder.encode_batch_fast([text], add_special_tokens=False)
+    token_ids: list[int] = encoding.ids
+    return token_ids
+
+
+def _bpe(vocabulary: Vocabulary, rule: Rule) -> BPE:
+    ids = {text: token_id for token_id, text in enumerate(vocabulary.texts)}
+    return BPE(ids, list(vocabulary.merges), ignore_merges=rule.ignore_merges)
+
+
+def _encoder(model: BPE, rule: Rule, added: Iterable[str]) -> tokenizers.Tokenizer:
+    """Text to ids; `added` are the texts that become one token wherever they stand."""
+    encoder = tokenizers.Tokenizer(model)
+    encoder.pre_tokenizer = rule.pre_tokenizer()
+    normalizer = rule.normalizer()
+    if normalizer is not None:
+        encoder.normalizer = normalizer
+    encoder.add_tokens([AddedToken(text, normalized=False) for text in added])
+    return encoder
+
+
+def _texts_of(vocabulary: Vocabulary, *kinds: TokenKind) -> dict[str, int]:
+    pairs = zip(vocabulary.texts, vocabulary.kinds, strict=True)
+    return {text: token_id for token_id, (text, kind) in enumerate(pairs) if kind in kinds}
+
+
+def _prompt_prefix(vocabulary: Vocabulary, rule: Rule) -> list[int]:
+    adds_bos = rule.adds_bos if vocabulary.add_bos is None else vocabulary.add_bos
+    return [vocabulary.bos_token_id] if adds_bos and vocabulary.bos_token_id is not None else []
+
+
+def _dropped_bytes(table: Sequence[bytes]) -> bytes:
+    """The byte values that no token stands for."""
+    return bytes(set(range(0x100)).difference(*table))
