@@ -45,3 +45,16 @@ class Inlet(Protocol, Generic[In]):
 
     def close(self) -> None:
         """Free the socket; idempotent."""
+
+
+class AsyncInlet(Protocol, Generic[In]):
+    """The receiving end of one link, for an event loop."""
+
+    async def receive(self) -> list[In]:
+        """Every message that has arrived, oldest first; waits for at least one."""
+
+    def last_heard(self) -> Mapping[int, float]:
+        """For each sender heard so far (its id): when, in time.monotonic() seconds."""
+
+    def close(self) -> None:
+        """Free the socket; idempotent."""
