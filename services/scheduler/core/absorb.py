@@ -18,12 +18,8 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     record = state.inflight.popleft()
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
     tokens = columns.unpack(result.tokens)
-    sampled = record.sampling_rows()
-    if result.failed_rows:
-        failed = {failure.row for failure in result.failed_rows}
-        sampled = [row for row in sampled if row not in failed]
     rows = record.rows
-    runs = rows if len(sampled) == len(rows) else [rows[row] for row in sampled]
+    runs = record.samplers(frozenset([failure.row for failure in result.failed_rows]))
     assert len(tokens) == len(runs), f"step {result.step}: {len(tokens)} tokens for {len(runs)} sampled rows"
     for (run, count), samples in zip(record.added, record.samples, strict=True):
         run.confirmed += count - samples  # the pass below confirms the last position of a sampled row

@@ -70,7 +70,7 @@ def _grant_claims(state: State, draft: Draft) -> int:
             continue  # preempted by an earlier claim
         is_decode = run.num_wanted == 1
         count = 1 if is_decode else min(run.num_wanted, state.limits.chunk_size, budget)
-        count = _fit(state, draft, run, count, _goes_after(state, run.sequence))
+        count = _fit(state, run, count, _goes_after(state, run.sequence))
         if count > 0:
             _grant(state, draft, run, count)
             budget -= 0 if is_decode else count
@@ -83,12 +83,15 @@ def _goes_after(state: State, sequence: Sequence) -> Callable[[Run], bool]:
     return lambda run: state.order(run.sequence) > rank or not state.has_credit(run.sequence)
 
 
-def _fit(state: State, draft: Draft, run: Run, count: int, may_take: Callable[[Run], bool]) -> int:
-    """How many of `count` tokens have room: shrunk to the free blocks; preempting only when not one has."""
+def _fit(state: State, run: Run, count: int, may_take: Callable[[Run], bool]) -> int:
+    """How many of `count` tokens have room: shrunk to the free blocks; preempting only when not one has.
+
+    Claims are served in order and take only from those after them, so no victim is in the plan already.
+    """
     pool = state.pool
     own = len(run.blocks) * pool.block_size - run.planned
     if count > 0 and own == 0 and pool.num_free == 0:
-        candidates = (r for r in state.running if r is not run and r.touched_step != draft.step and may_take(r))
+        candidates = (r for r in state.running if r is not run and may_take(r))
         victim = choose_victim(candidates, state.order, state.has_credit)
         if victim is None:
             return 0
@@ -102,7 +105,6 @@ def _grant(state: State, draft: Draft, run: Run, count: int) -> None:
     num_needed = pool.blocks_for(run.planned + count) - len(run.blocks)
     if num_needed > 0:
         draft.append_blocks(run, pool.allocate(num_needed))
-    run.touched_step = draft.step
     run.due = min(len(run.blocks) * pool.block_size, run.sequence.limit - 1)
     if run.last_sampled_step == state.last_step and run.last_sampled_step > 0:
         run.is_carried = True  # it sampled in the last step: the difference carries it
@@ -162,7 +164,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
         run = state.admit(suspect, now)
     if not run.is_carried and not run.is_exhausted:
         count = min(run.num_wanted, state.limits.chunk_size, state.limits.token_budget)
-        count = _fit(state, draft, run, count, lambda _: True)
+        count = _fit(state, run, count, lambda _: True)
         if count > 0:
             _grant(state, draft, run, count)
     return True

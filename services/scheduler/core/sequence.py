@@ -101,7 +101,6 @@ class Run:
         "planned",
         "sequence",
         "slot",
-        "touched_step",
     )
 
     def __init__(self, sequence: Sequence, slot: int, generation: int) -> None:
@@ -115,7 +114,6 @@ class Run:
         self.is_live = True
         self.is_carried = False
         self.last_sampled_step = 0  # 0: this generation has not sampled
-        self.touched_step = 0  # the last step whose plan granted it something
 
     @property
     def num_in_flight(self) -> int:

@@ -25,10 +25,12 @@ class StepRecord:
         self.added = added
         self.samples = samples
 
-    def sampling_rows(self) -> list[int]:
-        """Indices of the rows that put a token out, rising."""
-        num_carried = len(self.rows) - len(self.added)
-        return [*range(num_carried), *(num_carried + i for i, samples in enumerate(self.samples) if samples)]
+    def samplers(self, failed: frozenset[int]) -> list[Run]:
+        """The rows that put a token out, in order; failed: indices of rows that did not."""
+        if all(self.samples) and not failed:
+            return self.rows
+        samples = [True] * (len(self.rows) - len(self.added)) + self.samples
+        return [run for index, run in enumerate(self.rows) if samples[index] and index not in failed]
 
 
 class Draft:

@@ -145,7 +145,13 @@ class Rig:
 
     def deliver(self, *, fails: bool = False, poison: int | None = None) -> None:
         """The executor runs its oldest plan and its result is absorbed."""
-        hello = self.scheduler.absorb(self.executor.step(fails=fails, poison=poison), self.now)
+        result = self.executor.step(fails=fails, poison=poison)
+        if not fails:
+            counts = [count for _, _, count in self.executor.row_history[-1]]
+            bounds = self.scheduler.state.limits
+            assert sum(counts) <= bounds.token_budget and len(counts) <= bounds.max_num_seqs
+            assert max(counts) <= bounds.chunk_size
+        hello = self.scheduler.absorb(result, self.now)
         if hello is not None:
             while self.executor.plans:  # the later steps of a failed epoch are answered as failed, and ignored
                 assert self.scheduler.absorb(self.executor.step(), self.now) is None
