@@ -12,6 +12,8 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 
 class SettingsError(Exception):
     """A setting is unknown, of the wrong type or out of range; the text names it."""
@@ -104,7 +106,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executor: ExecutorSettings = ExecutorSettings()
     detokenizer: DetokenizerSettings = DetokenizerSettings()
     gateway: GatewaySettings = GatewaySettings()
-    log_level: str = "info"
+    log_level: LogLevel = "info"
 
 
 def load(path: Path) -> ServerSettings:

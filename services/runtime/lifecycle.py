@@ -1,0 +1,121 @@
+"""The life of one service process: settings in, signals heard, body run, an exit code out.
+
+A service's __main__ is one call of `run`. SIGTERM asks the body to stop, SIGUSR1 tells it that the engine behind it is
+dead, a second SIGTERM ends the process at once; SIGINT is the supervisor's affair. A process started by a supervisor
+dies with it, whatever ends it. This is the one place that catches every exception: it logs the cause and exits 1.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NoReturn
+
+import structlog
+
+from services.runtime import logs
+from services.runtime.settings import ServerSettings, handed_down
+from services.wire import links
+
+Kind = Literal["", "drain", "engine_dead"]
+Body = Callable[[ServerSettings, "Stop"], None]
+
+PR_SET_PDEATHSIG = 1
+# A failing service still owes its peers the news; a peer that is gone too must not hold it up for longer than this.
+FLUSH_S = 0.5
+
+
+class Stop:
+    """Whether, and how, this service has been asked to stop. From "drain" it may still turn to "engine_dead"."""
+
+    def __init__(self) -> None:
+        self.kind: Kind = ""
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def is_set(self) -> bool:
+        """True once the service was asked to stop."""
+        return self.kind != ""
+
+    def on_set(self, callback: Callable[[], None]) -> None:
+        """Call back at every change of kind, and now if it is set already. Runs in a signal handler: only wake up."""
+        self._callbacks.append(callback)
+        if self.is_set:
+            callback()
+
+    def set(self, kind: Literal["drain", "engine_dead"]) -> None:
+        """Ask the service to stop; nothing turns "engine_dead" back into "drain"."""
+        if self.kind in (kind, "engine_dead"):
+            return
+        self.kind = kind
+        for callback in self._callbacks:
+            callback()
+
+
+def run(name: str, body: Body) -> NoReturn:
+    """Run a service as this process's whole purpose; body returns when `stop` is set and its work is done."""
+    arguments = _arguments(name)
+    if arguments.parent:
+        _die_with(arguments.parent)
+    faulthandler.enable()
+    stop = Stop()
+    _listen(stop)
+    settings = handed_down(arguments.settings)
+    logs.configure(name, settings.log_level)
+    code = _run_body(body, settings, stop)
+    # Not sys.exit: it would wait for threads that a failure has left inside a computation, and run the clean-up code of
+    # libraries whose work is moot. Sockets and logs are in order by now.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def _arguments(name: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=name, description=f"The {name} service of Tandem.")
+    parser.add_argument("--settings", type=Path, required=True, help="settings of the whole server, as JSON")
+    parser.add_argument("--parent", type=int, default=0, help="process id of the supervisor: die when it dies")
+    return parser.parse_args()
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; where it cannot (not Linux), the supervisor must."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before the kernel was asked.
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _listen(stop: Stop) -> None:
+    def on_term(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set:
+            os._exit(128 + signal.SIGTERM)
+        stop.set("drain")
+
+    def on_dead(_number: int, _frame: FrameType | None) -> None:
+        stop.set("engine_dead")
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, on_term)
+    signal.signal(signal.SIGUSR1, on_dead)
+
+
+def _run_body(body: Body, settings: ServerSettings, stop: Stop) -> int:
+    log = structlog.get_logger()
+    log.info("service.starting", pid=os.getpid())
+    try:
+        body(settings, stop)
+    except Exception as error:
+        log.error("service.failed", error=f"{type(error).__name__}: {error}", exc_info=True)
+        links.finish(FLUSH_S)
+        return 1
+    log.info("service.stopped", kind=stop.kind)
+    links.finish(0.0)
+    return 0
