@@ -1,0 +1,64 @@
+"""The gateway's process: python -m gateway --settings PATH.
+
+Opens the links, starts the server, writes the address it bound to `<run_dir>/<name>.listen` (so that port 0 is of
+use), and serves until told to stop.
+"""
+
+import asyncio
+import os
+from functools import partial
+from pathlib import Path
+
+import uvloop
+
+from gateway.server import Ending, Links, Server
+from services import tokenizer
+from services.runtime import models
+from services.runtime.lifecycle import Stop, run
+from services.runtime.settings import ServerSettings
+from services.wire.links import open_async_inlet, open_outlet
+from services.wire.topology import STATUS, SUBMIT, TEXT, Topology
+
+
+def serve(settings: ServerSettings, stop: Stop) -> None:
+    """The body of the process."""
+    uvloop.run(_serve(settings, stop))
+
+
+async def _serve(settings: ServerSettings, stop: Stop) -> None:
+    loop = asyncio.get_running_loop()
+    links = _open_links(settings)
+    server = Server(settings.gateway, settings.links, links)
+
+    def on_stop() -> None:
+        loop.call_soon_threadsafe(lambda: server.stop(Ending(stop.kind)))
+
+    stop.on_set(on_stop)
+    address = await server.start()
+    _publish(Path(settings.links.run_dir) / f"{settings.gateway.name}.listen", address)
+    try:
+        await server.serve(partial(tokenizer.load, models.resolve(settings.model)))
+    finally:
+        links.texts.close()
+        links.statuses.close()
+
+
+def _open_links(settings: ServerSettings) -> Links:
+    wire, name = settings.links, settings.gateway.name
+    topology = Topology(wire.transport, wire.run_dir, wire.host, wire.base_port, wire.gateways)
+    return Links(
+        submits=open_outlet(SUBMIT, topology.address(SUBMIT), wire.high_water_mark),
+        statuses=open_async_inlet(STATUS, topology.address(STATUS, name)),
+        texts=open_async_inlet(TEXT, topology.address(TEXT, name)),
+    )
+
+
+def _publish(path: Path, address: str) -> None:
+    """Write the file in one go: whoever sees it sees it whole."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(address)
+    os.replace(draft, path)
+
+
+if __name__ == "__main__":
+    run("gateway", serve)

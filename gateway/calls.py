@@ -1,0 +1,125 @@
+"""The table of open calls: which request ids are live here, and where the engine's words about them go.
+
+A call is keyed by its request id and checked by its incarnation, so that what the engine still says about an earlier
+use of an id reaches nobody. Knows no link and no gRPC; time comes in as an argument. Invariants: at most max_open
+calls; a request id names at most one open call; incarnations only rise, and none is used twice.
+"""
+
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+
+from gateway.errors import CallError, failed
+from gateway.mailbox import Mailbox
+from services.wire import columns
+from services.wire.messages import FinishReason, Identity, Refused, TextBatch, TextDelta, TextEnd
+from tandem.v1 import errors_pb2 as reasons
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One open call of n sequences. Times are the gateway's monotonic seconds."""
+
+    identity: Identity
+    n: int
+    arrived: float
+    mailbox: Mailbox
+    is_submitted: bool = False
+    first_token: float | None = None
+    writing_since: float | None = None
+    num_prompt_tokens: int = 0
+    num_received_tokens: int = 0
+    ends: dict[int, TextEnd] = field(default_factory=dict)
+    abort: Callable[[CallError], Coroutine[None, None, None]] | None = None  # ends it although a write is stuck
+
+    @property
+    def needs_cancel(self) -> bool:
+        """Whether the engine still works on it, as far as is known here."""
+        return self.is_submitted and len(self.ends) < self.n
+
+    def end(self, end: TextEnd) -> None:
+        """Take in the end of one sequence; a sequence that did not end well ends the whole call."""
+        self.ends[end.index] = end
+        if end.reason is FinishReason.FAILED:
+            self.mailbox.fail(failed(end.failure, end.detail, end.retry_after_ms))
+        elif end.reason is FinishReason.CANCELLED:
+            self.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, end.detail or "the call was cancelled"))
+        else:
+            self.mailbox.end(end)
+
+    def receive(self, delta: TextDelta, now: float) -> bool:
+        """Take in new text; False when the client has left too much unread."""
+        if self.first_token is None:
+            self.first_token = now
+        self.num_received_tokens += columns.length(delta.tokens)
+        return self.mailbox.put(delta)
+
+
+class Calls:
+    """Every open call of one gateway."""
+
+    def __init__(self, gateway: str, first_incarnation: int, max_open: int, max_unread_tokens: int) -> None:
+        self._gateway = gateway
+        self._incarnation = first_incarnation
+        self._max_open = max_open
+        self._max_unread_tokens = max_unread_tokens
+        self._open: dict[str, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(tuple(self._open.values()))
+
+    def open(self, request_id: str, n: int, now: float, is_stream: bool) -> Call:
+        """Enter a call; an empty id is replaced by a new one. Raises CallError when it cannot be taken."""
+        if len(self._open) >= self._max_open:
+            raise CallError(reasons.ERROR_REASON_TOO_MANY_CALLS, f"{self._max_open} calls are open")
+        self._incarnation += 1
+        request_id = request_id or f"{self._gateway}-{self._incarnation:x}"
+        if request_id in self._open:
+            raise CallError(reasons.ERROR_REASON_DUPLICATE_REQUEST_ID, f"a live call has the request_id {request_id!r}")
+        identity = Identity(self._gateway, request_id, self._incarnation)
+        call = Call(identity, n, now, Mailbox(n, self._max_unread_tokens if is_stream else None))
+        self._open[request_id] = call
+        return call
+
+    def close(self, call: Call) -> None:
+        """Forget a call; whatever comes for it from now on is dropped. Idempotent."""
+        if self._open.get(call.identity.request) is call:
+            del self._open[call.identity.request]
+
+    def deliver(self, batch: TextBatch, now: float) -> list[Call]:
+        """Hand each delta and each end to its call; those of closed calls are dropped. Returns who reads too slowly."""
+        slow = []
+        for delta in batch.deltas:
+            call = self._open.get(delta.request)
+            if call is None or call.identity.incarnation != delta.incarnation:
+                continue
+            if not call.receive(delta, now):
+                slow.append(call)
+        for end in batch.ends:
+            call = self._open.get(end.request)
+            if call is not None and call.identity.incarnation == end.incarnation:
+                call.end(end)
+        return slow
+
+    def refuse(self, refused: Refused) -> None:
+        """The engine never took this call."""
+        call = self._open.get(refused.identity.request)
+        if call is not None and call.identity == refused.identity:
+            call.is_submitted = False
+            call.mailbox.fail(failed(refused.failure, refused.detail))
+
+    def fail_all(self, error: CallError) -> None:
+        """End every open call with the same error."""
+        for call in self:
+            call.mailbox.fail(error)
+
+    def stuck(self, now: float, failed_s: float, stall_s: float) -> list[Call]:
+        """The calls with a write that does not end: for failed_s when the call has failed, for stall_s in any case."""
+        return [
+            call
+            for call in self._open.values()
+            if call.writing_since is not None
+            and now - call.writing_since > (stall_s if call.mailbox.error is None else failed_s)
+        ]

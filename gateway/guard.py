@@ -1,0 +1,90 @@
+"""From a servicer's methods to gRPC handlers: the one place where what goes wrong in a call becomes its status.
+
+Requests arrive here as bytes, so that one that is no valid message gets a status of ours. A CallError is told to the
+client; gRPC's own exceptions mean that the client is gone; anything else is a bug, logged and told as INTERNAL. Knows
+descriptors, knows no method by name.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from gateway import errors
+from gateway.errors import CallError
+from tandem.v1 import errors_pb2 as reasons
+
+log = structlog.get_logger()
+
+Context = grpc.aio.ServicerContext[bytes, Message]
+Method = Callable[[Any, Context], Awaitable[Message | None]]
+
+
+class Guard:
+    """Stands before every method of every service of one server."""
+
+    def __init__(self) -> None:
+        self._num_active = 0
+        # Set while every client has been told the end of its call.
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def add_service(self, server: grpc.aio.Server, service: ServiceDescriptor, servicer: object) -> None:
+        """Serve every method of a service; the servicer has a coroutine method for each, of the same name."""
+        handlers = {method.name: self._handler(method, getattr(servicer, method.name)) for method in service.methods}
+        generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+        server.add_generic_rpc_handlers((generic,))
+
+    def _handler(self, descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[bytes, Message]:
+        assert not descriptor.client_streaming, f"{descriptor.full_name}: client streams are not served"
+        request_class = message_factory.GetMessageClass(descriptor.input_type)
+
+        async def guarded(raw: bytes, context: Context) -> Message | None:
+            self._num_active += 1
+            self.idle.clear()
+            try:
+                return await _outcome(descriptor, method, partial(_decoded, request_class, raw), context)
+            finally:
+                self._num_active -= 1
+                if not self._num_active:
+                    self.idle.set()
+
+        if descriptor.server_streaming:
+            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=_serialized)
+        return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=_serialized)
+
+
+async def _outcome(
+    descriptor: MethodDescriptor, method: Method, request: Callable[[], Message], context: Context
+) -> Message | None:
+    try:
+        return await method(request(), context)
+    except CallError as error:
+        status = errors.status(error)
+    except grpc.aio.BaseError:
+        raise
+    except Exception:  # the one net under every call: a bug ends its call, not the server, and never as UNKNOWN
+        log.exception("call.bug", method=descriptor.full_name)
+        status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "a bug in the server; its log tells more"))
+    # A call that was ended over a stuck write has its status already.
+    if not context.done():
+        await context.abort_with_status(status)
+    return None
+
+
+def _decoded(request_class: type[Message], raw: bytes) -> Message:
+    try:
+        return request_class.FromString(raw)
+    except DecodeError as error:
+        message = f"the request is no valid {request_class.DESCRIPTOR.full_name}"
+        raise CallError(reasons.ERROR_REASON_MALFORMED_REQUEST, message) from error
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()

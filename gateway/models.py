@@ -1,0 +1,60 @@
+"""ModelService: what is served and its bounds, as the engine and the settings say."""
+
+from gateway.engine import Engine, Served
+from gateway.streams import Context
+from services.runtime.settings import GatewaySettings
+from tandem.v1 import models_pb2 as pb
+
+
+class ModelServicer:
+    """Methods as in proto/tandem/v1/models.proto."""
+
+    def __init__(self, engine: Engine, settings: GatewaySettings) -> None:
+        self._engine = engine
+        self._limits = _limits(settings)
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        """Every model that is served."""
+        return pb.ListModelsResponse(models=[_model(self._engine.served(), self._limits)])
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
+        """One model, by name."""
+        served = self._engine.served()
+        served.admission.check_model(request.name)
+        return pb.GetModelResponse(model=_model(served, self._limits))
+
+
+def _model(served: Served, limits: pb.Limits) -> pb.Model:
+    ready, card = served.ready, served.ready.card
+    return pb.Model(
+        name=card.name,
+        context_length=card.context_length,
+        vocab_size=card.vocab_size,
+        eos_token_ids=card.eos_token_ids,
+        backend=card.backend,
+        dtype=card.dtype,
+        # The card says 0 where a backend does not know.
+        num_parameters=card.num_parameters or None,
+        kv_bytes_per_token=card.kv_bytes_per_token or None,
+        block_size=ready.block_size,
+        num_blocks=ready.num_blocks,
+        kv_capacity_tokens=ready.block_size * ready.num_blocks,
+        max_num_seqs=ready.max_num_seqs,
+        has_chat_template=served.has_chat_template,
+        limits=limits,
+    )
+
+
+def _limits(settings: GatewaySettings) -> pb.Limits:
+    return pb.Limits(
+        max_message_bytes=settings.max_message_bytes,
+        max_prompt_bytes=settings.max_prompt_bytes,
+        max_stop_strings=settings.max_stop_strings,
+        max_stop_string_chars=settings.max_stop_string_chars,
+        max_stop_token_ids=settings.max_stop_token_ids,
+        max_logprobs=settings.max_logprobs,
+        max_n=settings.max_n,
+        max_chat_messages=settings.max_chat_messages,
+        max_request_id_chars=settings.max_request_id_chars,
+        max_tenant_chars=settings.max_tenant_chars,
+    )

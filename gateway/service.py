@@ -1,0 +1,163 @@
+"""The gateway's heart: open calls on one side, the engine's links on the other, no socket of its own.
+
+Takes calls in (`call`, `submit`), lets them go (`release`), and absorbs what the engine says. Whoever drives it feeds
+it messages and time, so a test can do so by hand. Knows no gRPC server. Invariants: a call that leaves before its last
+sequence has ended is cancelled at the engine at once; a Cancel that the link does not take is kept and sent later,
+never dropped.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+
+from gateway.admission import Terms
+from gateway.calls import Call, Calls
+from gateway.engine import Engine, Phase
+from gateway.errors import CallError
+from gateway.replies import summary
+from services.runtime.settings import GatewaySettings
+from services.wire.link import LinkFull, Outlet
+from services.wire.messages import (
+    Cancel,
+    Draining,
+    EngineDead,
+    EngineReady,
+    Load,
+    Refused,
+    StatusMessage,
+    SubmitMessage,
+    TextBatch,
+)
+from tandem.v1 import errors_pb2 as reasons
+
+log = structlog.get_logger()
+
+# Between a call's failure and the moment its client is told of it over a write that does not end.
+STUCK_S = 0.5
+
+
+class Gateway:
+    """The state of one gateway. clock: monotonic seconds."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        submits: Outlet[SubmitMessage],
+        threads: Executor,
+        clock: Callable[[], float],
+        first_incarnation: int,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.engine = Engine(settings, threads, self._phase_changed)
+        self.calls = Calls(settings.name, first_incarnation, settings.max_open_calls, settings.max_unread_tokens)
+        self.on_phase: Callable[[Phase], None] = lambda phase: None
+        self._submits = submits
+        self._unsent: deque[Cancel] = deque()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def call(self, terms: Terms, is_stream: bool) -> Iterator[Call]:
+        """An open call; however the block is left, the engine stops working for it. Raises CallError."""
+        call = self.calls.open(terms.request_id, terms.n, self.clock(), is_stream)
+        outcome = "broken_off"
+        try:
+            yield call
+            outcome = "ok"
+        except CallError as error:
+            outcome = error.reason_name
+            raise replace(error, trailers=self._trailers(call)) from error
+        finally:
+            self.release(call)
+            log.info(
+                "request.finished",
+                request_id=call.identity.request,
+                outcome=outcome,
+                num_prompt_tokens=call.num_prompt_tokens,
+                num_output_tokens=call.num_received_tokens,
+                seconds=round(self.clock() - call.arrived, 4),
+            )
+
+    def submit(self, call: Call, terms: Terms, prompt_tokens: Sequence[int], remaining_s: float | None) -> None:
+        """Hand an open call to the engine; raises CallError."""
+        # Asked anew: the engine may have gone while a long prompt was tokenized.
+        admission = self.engine.served().admission
+        call.num_prompt_tokens = len(prompt_tokens)
+        remaining_ms = None if remaining_s is None else int(remaining_s * 1000)
+        try:
+            self._submits.send(admission.submit(terms, call.identity, prompt_tokens, remaining_ms))
+        except LinkFull as error:
+            raise CallError(reasons.ERROR_REASON_QUEUE_FULL, "the engine takes no more requests now") from error
+        call.is_submitted = True
+        log.debug("request.submitted", request_id=call.identity.request, num_prompt_tokens=len(prompt_tokens))
+
+    def release(self, call: Call) -> None:
+        """Let a call go, and tell the engine if it still works for it. Idempotent."""
+        self.calls.close(call)
+        if call.needs_cancel:
+            call.is_submitted = False
+            self._unsent.append(Cancel(call.identity))
+            self._flush()
+
+    def absorb_texts(self, batches: Iterable[TextBatch]) -> None:
+        """Hand out new text and ends."""
+        now = self.clock()
+        self.engine.text_heard()
+        for batch in batches:
+            for call in self.calls.deliver(batch, now):
+                self._abandon(call, f"more than {self.settings.max_unread_tokens} tokens lie unread")
+
+    def absorb_statuses(self, statuses: Iterable[StatusMessage]) -> None:
+        """Follow the state of the engine."""
+        for message in statuses:
+            match message:
+                case Refused():
+                    self.calls.refuse(message)
+                case EngineReady():
+                    self.engine.executor_ready(message)
+                case Load():
+                    self.engine.load = message
+                case Draining():
+                    self.engine.drain()
+                case EngineDead():
+                    self.engine.die(message.detail)
+
+    def tick(self, now: float) -> None:
+        """What is due by the clock: cancels that were not sent, clients that do not read."""
+        self._flush()
+        for call in self.calls.stuck(now, STUCK_S, self.settings.stall_s):
+            self._abandon(call, f"nothing was read for {now - (call.writing_since or now):.1f} s")
+
+    def _abandon(self, call: Call, why: str) -> None:
+        """End a call whose client does not read: the engine's work now, the client's wait as soon as it reads again."""
+        error = call.mailbox.error or CallError(reasons.ERROR_REASON_SLOW_READER, why)
+        call.mailbox.discard()
+        call.mailbox.fail(error)
+        self.release(call)
+        if call.abort is not None:
+            told = replace(error, trailers=self._trailers(call))
+            abort = asyncio.get_running_loop().create_task(call.abort(told))
+            self._aborts.add(abort)
+            abort.add_done_callback(self._aborts.discard)
+
+    def _phase_changed(self, phase: Phase) -> None:
+        log.info("engine.phase", phase=phase.name.lower())
+        if phase is Phase.DEAD:
+            self.calls.fail_all(self.engine.refusal())
+        self.on_phase(phase)
+
+    def _flush(self) -> None:
+        while self._unsent:
+            try:
+                self._submits.send(self._unsent[0])
+            except LinkFull:
+                return
+            self._unsent.popleft()
+
+    def _trailers(self, call: Call) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", call.identity.request), *summary(call, self.clock()).trailers())

@@ -1,0 +1,87 @@
+"""One call from its request to its last word, over gRPC: the only code that writes to clients of generation.
+
+Both kinds of call follow the same path: terms, an open call, the prompt, the engine, the mailbox. A unary call waits
+for everything; a stream writes whatever lies in the mailbox, which merges by itself while a write is in flight. Knows
+no link. Invariants: initial metadata goes out with the first word, so that a client may still retry before it; a
+CancelledError is never swallowed; whatever happens, the call is released.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from gateway import errors
+from gateway.admission import Request, Terms
+from gateway.calls import Call
+from gateway.errors import CallError
+from gateway.prompts import Prompts
+from gateway.replies import Shape, summary
+from gateway.service import Gateway
+
+R = TypeVar("R", bound=Request)
+Context = grpc.aio.ServicerContext[bytes, Message]
+
+
+@dataclass(frozen=True)
+class Streams(Generic[R]):
+    """The two ways to answer one kind of request: encode makes its prompt, shape words its replies."""
+
+    gateway: Gateway
+    encode: Callable[[Prompts, R], Awaitable[Sequence[int]]]
+    shape: Callable[[Terms], Shape]
+
+    async def unary(self, request: R, context: Context) -> Message:
+        """One answer, when every sequence has ended."""
+        terms = self.gateway.engine.served().admission.terms(request)
+        with self.gateway.call(terms, is_stream=False) as call:
+            await self._submit(call, terms, request, context)
+            pieces = await call.mailbox.take()
+            total = summary(call, self.gateway.clock())
+            await _greet(call, context)
+            context.set_trailing_metadata(total.trailers())
+            return self.shape(terms).whole(call.identity.request, pieces, total)
+
+    async def stream(self, request: R, context: Context) -> None:
+        """Answers as they come."""
+        terms = self.gateway.engine.served().admission.terms(request)
+        with self.gateway.call(terms, is_stream=True) as call:
+            call.abort = partial(_abort, context)
+            await self._submit(call, terms, request, context)
+            await self._write_all(call, self.shape(terms), context)
+
+    async def _submit(self, call: Call, terms: Terms, request: R, context: Context) -> None:
+        tokens = await self.encode(self.gateway.engine.served().prompts, request)
+        self.gateway.submit(call, terms, tokens, context.time_remaining())
+
+    async def _write_all(self, call: Call, shape: Shape, context: Context) -> None:
+        request_id = call.identity.request
+        clock = self.gateway.clock
+        pieces = await call.mailbox.take()
+        await _greet(call, context)
+        num_ended = 0
+        while True:
+            for piece in pieces:
+                num_ended += piece.end is not None
+                last = summary(call, clock()) if num_ended == call.n else None
+                call.writing_since = clock()
+                await context.write(shape.chunk(request_id, piece, last))
+                call.writing_since = None
+                if last is not None:
+                    context.set_trailing_metadata(last.trailers())
+                    return
+            pieces = await call.mailbox.take()
+
+
+async def _greet(call: Call, context: Context) -> None:
+    await context.send_initial_metadata((("x-request-id", call.identity.request),))
+
+
+async def _abort(context: Context, error: CallError) -> None:
+    """Tell a client that does not read how its call ended; it learns of it when it reads on, or never."""
+    with contextlib.suppress(grpc.aio.BaseError):
+        await context.abort_with_status(errors.status(error))
