@@ -1,0 +1,57 @@
+"""What a backend is: weights and KV memory behind five verbs, driven by one thread, in the order of the plans.
+
+The core calls it for operations and rows that were already checked. Whatever it raises out of `run` or an operation
+fails that step; after a failure the epoch is over and `begin_epoch` comes next. `init_slot` may refuse a slot with
+Unsupported, which fails that slot's rows and nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.executor.batch import I32, I64, StepBatch
+from services.executor.capacity import Capacity
+from services.wire.messages import CopyBlocks, Logprobs, SlotInit
+
+
+class Unsupported(ValueError):
+    """A sampling asks for something that this backend does not do; the text names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one step put out. tokens: one entry for each of batch.sampling_rows, in their order."""
+
+    tokens: I32
+    poisoned: I64  # indices into the rows of the step: their logits were not finite, their token counts for nothing
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    copies_done: tuple[int, ...] = ()
+
+
+class Backend(Protocol):
+    """One way to run steps: torch, simulated or echo."""
+
+    @property
+    def capacity(self) -> Capacity:
+        """What Ready reports; it never changes."""
+
+    def begin_epoch(self) -> None:
+        """Return once every copy has ended. Every slot is forgotten; KV stays."""
+
+    def init_slot(self, op: SlotInit) -> None:
+        """A slot begins a generation. Raises Unsupported when its sampling cannot be honoured."""
+
+    def fail_slot(self, slot: int) -> None:
+        """The generation in this slot is over for its client: last_token becomes 0, and nothing else is wanted."""
+
+    def copy_blocks(self, op: CopyBlocks) -> None:
+        """Start to copy whole blocks; all KV access of later steps sees the copy of a WITHIN."""
+
+    def run(self, batch: StepBatch) -> Outcome:
+        """Run one step to its end. A batch without rows waits for a copy when one is outstanding."""
+
+
+NO_TOKENS: I32 = np.zeros(0, np.int32)
+NO_ROWS: I64 = np.zeros(0, np.int64)

@@ -1,0 +1,106 @@
+"""The simulated backend's KV: cells that know what a real cell depends on, so that wrong memory shows as a wrong token.
+
+A real K,V pair depends on its token, its position and every token before it. So does a cell: it stores a chain (the
+hash of every (token, position) up to and with its own) and a digest of both its own hash and the chain. A chunk
+continues the chain that it reads from the cell before it; a sampled token depends on the sum of all digests read back
+through the row's block table. A stale, early, freed or wrongly shared block changes that sum. Sums wrap at 2**64 and
+need no order, which is what lets whole steps be computed at once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.executor.batch import I32, I64, StepBatch
+from services.executor.capacity import Capacity
+from services.executor.cells import Pool, cell_at
+from services.executor.draws import MASK_64, U64, draw_bits, mix
+from services.wire.messages import SlotInit
+
+# Ids below it are special or control tokens in most vocabularies; they are not put out.
+FIRST_TOKEN = 32
+
+_TOKEN_FACTOR = np.uint64(0xD6E8FEB86659FD93)
+_POSITION_FACTOR = np.uint64(0xA0761D6478BD642F)
+_OWN_FACTOR = np.uint64(0xE7037ED1A0B428DB)
+
+
+def simulated_token(tokens: Sequence[int], seed: int, vocab_size: int, eos: tuple[int, int] = (0, 0)) -> int:
+    """The token that follows `tokens`, whatever blocks, chunks and steps they went through. eos: see `_choose`."""
+    own = _own_hash(np.array(tokens, np.int64), np.arange(len(tokens)))
+    total = _digest(own, np.cumsum(own, dtype=np.uint64)).sum(dtype=np.uint64, keepdims=True)
+    return int(_choose(total, np.array([seed & MASK_64], np.uint64), np.array([len(tokens)]), vocab_size, eos)[0])
+
+
+class HashCells:
+    """The pools, and the seed of each slot. eos = (token id, one in how many draws it is; 0 = never)."""
+
+    def __init__(self, capacity: Capacity, eos: tuple[int, int] = (0, 0)) -> None:
+        shape, host_shape = (
+            (num_blocks, capacity.block_size) for num_blocks in (capacity.num_blocks, capacity.num_host_blocks)
+        )
+        self._vocab_size = capacity.card.vocab_size
+        self._block_size = capacity.block_size
+        self._eos = eos
+        self._chains = np.zeros(shape, np.uint64)
+        self._digests = np.zeros(shape, np.uint64)
+        self._host = np.zeros(host_shape, np.uint64), np.zeros(host_shape, np.uint64)
+        self._seeds = np.zeros(capacity.max_rows + 1, np.uint64)
+
+    @property
+    def pools(self) -> tuple[tuple[Pool, Pool], ...]:
+        """(device, host) for each array of cells."""
+        return (self._chains, self._host[0]), (self._digests, self._host[1])
+
+    def init_slot(self, op: SlotInit) -> None:
+        """Note the seed."""
+        self._seeds[op.slot] = op.seed & MASK_64
+
+    def advance(self, batch: StepBatch, tokens: I64) -> I32:
+        """Write chains and digests, then sample from what the sampling rows read back."""
+        own = _own_hash(tokens, batch.position_ids)
+        chains = np.cumsum(own, dtype=np.uint64)
+        first = batch.cu_seqlens_q[:-1]
+        # The running sum goes across rows: replace what stands before a row by the chain its sequence has so far.
+        shift = self._chain_before(batch) - (chains[first] - own[first])
+        chains = chains + np.repeat(shift, batch.counts)
+        self._chains.reshape(-1)[batch.slot_mapping] = chains
+        self._digests.reshape(-1)[batch.slot_mapping] = _digest(own, chains)
+        rows = batch.sampling_rows
+        totals = self._read_back(batch, rows)
+        return _choose(totals, self._seeds[batch.slots[rows]], batch.kv_lens[rows], self._vocab_size, self._eos)
+
+    def _chain_before(self, batch: StepBatch) -> U64:
+        """[R] the chain in the cell before each row's first new token; 0 where there is none."""
+        chains = np.zeros(batch.num_rows, np.uint64)
+        rows = np.flatnonzero(batch.positions)
+        cells = cell_at(batch, rows, batch.positions[rows].astype(np.int64) - 1, self._block_size)
+        chains[rows] = self._chains.reshape(-1)[cells]
+        return chains
+
+    def _read_back(self, batch: StepBatch, rows: I64) -> U64:
+        """[rows] the sum of every digest of each row, the new ones included."""
+        cells = self._digests[batch.block_tables[rows]].reshape(len(rows), -1)
+        exists = np.arange(cells.shape[1]) < batch.kv_lens[rows, None]
+        totals: U64 = np.where(exists, cells, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        return totals
+
+
+def _own_hash(tokens: I64, positions: NDArray[np.integer]) -> U64:
+    return mix(tokens.astype(np.uint64) * _TOKEN_FACTOR + positions.astype(np.uint64) * _POSITION_FACTOR + _OWN_FACTOR)
+
+
+def _digest(own: U64, chains: U64) -> U64:
+    return mix(chains + own * _OWN_FACTOR)
+
+
+def _choose(totals: U64, seeds: U64, lengths: NDArray[np.integer], vocab_size: int, eos: tuple[int, int]) -> I32:
+    """A token from FIRST_TOKEN on, or eos[0] once in eos[1] draws on average."""
+    first = min(FIRST_TOKEN, vocab_size // 2)
+    bits = draw_bits(totals ^ mix(seeds), lengths)
+    tokens = first + (bits % np.uint64(vocab_size - first)).astype(np.int32)
+    eos_id, one_in = eos
+    if one_in:
+        tokens[mix(bits) % np.uint64(one_in) == 0] = eos_id
+    return tokens

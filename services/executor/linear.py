@@ -1,0 +1,36 @@
+"""Matrix products with weights that never change: oneDNN's packed form where torch has it, else a plain product.
+
+Packing lays a weight out once for the kernels that use it: from two rows on about twice as fast on a CPU as an unpacked
+product, in the same float32. The two ops are private to torch (its Inductor emits them), hence the twin beside them.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+Linear = Callable[[Tensor], Tensor]  # [T, in] -> [T, out]
+
+# How many rows the packed layout is chosen for.
+_TYPICAL_ROWS = 64
+
+
+def pack(weight: Tensor) -> Linear:
+    """The product with a weight [out, in], which may be let go of afterwards."""
+    if not has_packing():
+        return lambda x: linear(x, weight)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
+
+    def product(x: Tensor) -> Tensor:
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        return result
+
+    return product
+
+
+def has_packing() -> bool:
+    """Whether this build of torch can pack float32 weights."""
+    namespace = torch.ops.mkldnn
+    is_built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return is_built and all(hasattr(namespace, op) for op in ("_reorder_linear_weight", "_linear_pointwise"))

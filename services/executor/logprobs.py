@@ -1,0 +1,60 @@
+"""Log-softmax of raw logits, reported for the rows that ask: the chosen token first, then the top k without it.
+
+Values do not depend on temperature, truncation or masks. The rank of a token is one more than the number of tokens
+that are strictly likelier, so equal ones share a rank.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.batch import I32, I64
+from services.wire.messages import Logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Candidates of some rows, in columns; see messages.Logprobs."""
+
+    rows: I32
+    counts: I32
+    token_ids: I32
+    ranks: I32
+    values: "np.ndarray[tuple[int], np.dtype[np.float32]]"
+
+
+def report(logits: Tensor, chosen: Tensor, rows: I64, wanted: I32) -> Report:
+    """logits [n, vocab], chosen [n]; rows: what each of the n is called; wanted: k of each, at least 0."""
+    most = min(int(wanted.max()), logits.shape[1])
+    normalizer = logits.logsumexp(-1, keepdim=True)
+    own = logits.gather(1, chosen[:, None])
+    own_rank = 1 + (logits > own).sum(-1, keepdim=True)
+    best = logits.topk(most, dim=-1)
+    best_rank = 1 + (best.values[:, None, :] > best.values[:, :, None]).sum(-1)
+    token_ids = torch.cat((chosen[:, None], best.indices), dim=1).numpy()
+    ranks = torch.cat((own_rank, best_rank), dim=1).numpy()
+    values = (torch.cat((own, best.values), dim=1) - normalizer).numpy()
+    is_listed = np.arange(most + 1) <= wanted[:, None]
+    is_listed[:, 1:] &= token_ids[:, 1:] != token_ids[:, :1]
+    return Report(
+        rows=rows.astype(np.int32),
+        counts=is_listed.sum(1).astype(np.int32),
+        token_ids=token_ids[is_listed].astype(np.int32),
+        ranks=ranks[is_listed].astype(np.int32),
+        values=values[is_listed],
+    )
+
+
+def join(reports: list[Report]) -> Logprobs | None:
+    """One message of all reports, in their order; None when there is nothing to report."""
+    if not reports:
+        return None
+    return Logprobs(
+        rows=np.concatenate([report.rows for report in reports]).tobytes(),
+        counts=np.concatenate([report.counts for report in reports]).tobytes(),
+        token_ids=np.concatenate([report.token_ids for report in reports]).tobytes(),
+        ranks=np.concatenate([report.ranks for report in reports]).tobytes(),
+        values=np.concatenate([report.values for report in reports]).tobytes(),
+    )

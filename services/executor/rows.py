@@ -1,0 +1,119 @@
+"""From StepPlan to StepBatch: the rows of the last step, minus the dropped, one position on, then the added.
+
+Pure and shared by every backend. It checks the protocol loudly (PlanError) and works on whole columns, so that a
+carried row costs no Python of its own. After a PlanError the decoder must be restarted: its mirror is half advanced.
+"""
+
+import numpy as np
+
+from services.executor.batch import I32, Mask, Rows, StepBatch, pack
+from services.executor.capacity import Capacity
+from services.executor.slots import ANY_POSITION, PlanError, SlotTable, check_slots, read_column
+from services.wire.messages import RowFlag, StepPlan
+
+_CARRIED = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
+
+
+class PlanDecoder:
+    """Holds what the difference is relative to: the last step's rows, and the slots as they stand after it."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._slots = SlotTable(capacity)
+        self._last_rows = _no_rows()
+        self._last_step: int | None = None
+
+    def restart(self) -> None:
+        """A new epoch: no slot lives, the baseline is empty."""
+        self._slots.clear()
+        self._last_rows = _no_rows()
+        self._last_step = None
+
+    def decode(self, plan: StepPlan, received_ns: int) -> StepBatch:
+        """The batch of the next step; raises PlanError, after which only `restart` may follow."""
+        if self._last_step is not None and plan.step != self._last_step + 1:
+            raise PlanError(f"step {plan.step} follows step {self._last_step}")
+        for op in plan.ops:
+            self._slots.apply(op)
+        rows = self._rows(plan)
+        self._check(rows)
+        self._slots.next_positions[rows.slots] = rows.positions + rows.counts
+        self._slots.has_sampled[rows.slots] |= rows.samples
+        self._last_rows, self._last_step = rows, plan.step
+        return pack(rows, self._slots.block_tables, self._capacity.block_size, plan.step, received_ns)
+
+    def _rows(self, plan: StepPlan) -> Rows:
+        """The rows of this step, not yet judged save for what is needed to put them together."""
+        last, kept = self._last_rows, self._kept(plan.dropped)
+        carried = last.slots[kept]
+        if not last.samples[kept].all():
+            stray = carried[~last.samples[kept]][0]
+            raise PlanError(f"slot {stray}: a row that did not sample is carried")
+        slots, counts = read_column(plan.slots), read_column(plan.counts)
+        positions, flags = read_column(plan.positions), read_column(plan.flags)
+        generations = read_column(plan.generations)
+        if not len(slots) == len(generations) == len(positions) == len(counts) == len(flags):
+            raise PlanError("the columns of the added rows differ in length")
+        ones = np.ones(len(carried), np.int32)
+        return Rows(
+            slots=np.concatenate((carried, slots)),
+            generations=np.concatenate((last.generations[kept], generations)),
+            positions=np.concatenate((last.positions[kept] + last.counts[kept], positions)),
+            counts=np.concatenate((ones, counts)),
+            flags=np.concatenate((ones * np.int32(_CARRIED), flags)),
+            host_tokens=read_column(plan.host_tokens),
+        )
+
+    def _kept(self, dropped: bytes) -> Mask:
+        kept = np.ones(len(self._last_rows), np.bool_)
+        indices = read_column(dropped)
+        if len(indices) and (indices.min() < 0 or indices.max() >= len(kept)):
+            raise PlanError(f"dropped: row {indices.max()} of a step of {len(kept)} rows")
+        kept[indices] = False
+        return kept
+
+    def _check(self, rows: Rows) -> None:
+        """Raise PlanError unless every row continues its slot, within its blocks, each slot at most once."""
+        table = self._slots
+        check_slots(rows.slots, table.generations, "row")
+        _refuse(rows, rows.generations != table.generations[rows.slots], "another generation lives here")
+        order = np.arange(len(rows))
+        seen = np.zeros(len(table.generations), np.int64)
+        seen[rows.slots] = order
+        _refuse(rows, seen[rows.slots] != order, "two rows in one step")
+        _refuse(rows, rows.counts < 1, "a row without a token")
+        due = table.next_positions[rows.slots]
+        _refuse(rows, (rows.positions != due) & (due != ANY_POSITION) | (rows.positions < 0), "not the continuation")
+        context_length = self._capacity.card.context_length
+        _refuse(rows, rows.positions >= context_length, "past the context")
+        ends = rows.positions + rows.counts
+        _refuse(rows, ends > table.num_blocks[rows.slots] * self._capacity.block_size, "past its last block")
+        _refuse(rows, ends > context_length, "past the context")
+        futures, has_sampled = rows.futures, table.has_sampled[rows.slots]
+        _refuse(rows, futures & ~has_sampled, "a future token before anything was sampled")
+        _refuse(rows, futures & (rows.counts != 1), "a future token among others")
+        _refuse(rows, ~futures & has_sampled, "host tokens after a token was sampled")
+        self._check_tokens(rows.host_tokens, int(rows.counts[~futures].sum()))
+
+    def _check_tokens(self, tokens: I32, due: int) -> None:
+        if len(tokens) != due:
+            raise PlanError(f"{len(tokens)} host tokens for rows of {due}")
+        vocab_size = self._capacity.card.vocab_size
+        if due and (tokens.min() < 0 or tokens.max() >= vocab_size):
+            stray = tokens[(tokens < 0) | (tokens >= vocab_size)][0]
+            raise PlanError(f"token {stray} is not within 0..{vocab_size - 1}")
+
+
+def _refuse(rows: Rows, wrong: Mask, why: str) -> None:
+    """Raise PlanError when any row is wrong, naming the first."""
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise PlanError(
+            f"row {row}: slot {rows.slots[row]} generation {rows.generations[row]} "
+            f"position {rows.positions[row]} count {rows.counts[row]}: {why}"
+        )
+
+
+def _no_rows() -> Rows:
+    empty = np.zeros(0, np.int32)
+    return Rows(empty, empty, empty, empty, empty, empty)

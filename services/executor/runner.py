@@ -1,0 +1,144 @@
+"""The torch backend: runs one step as one forward pass over the packed batch, samples, and remembers last tokens.
+
+The model is anything with `forward` and `logits` (Llama, or a fake in tests). With is_debug a consumed future token is
+replaced by -1, and reading it again is an error. One thread drives it; see backend.py.
+"""
+
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.executor.attention import Attention
+from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
+from services.executor.batch import StepBatch
+from services.executor.capacity import Capacity
+from services.executor.kv_cache import KvCache
+from services.executor.logprobs import Report, join, report
+from services.executor.model import StepInputs
+from services.executor.prompt_logprobs import PromptScorer
+from services.executor.sampler import sample
+from services.executor.sampling_state import NONE_WANTED, SamplingState
+from services.wire.messages import CopyBlocks, CopyDirection, SlotInit
+
+CONSUMED = -1
+
+P = TypeVar("P")
+
+
+class Model(Protocol):
+    """What the runner needs of a model."""
+
+    def forward(self, inputs: StepInputs[P], kv: KvCache, attention: Attention[P]) -> Tensor:
+        """Write KV, return hidden states [T, hidden]."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+
+
+class TorchBackend(Generic[P]):
+    """A Backend of a model, a KV cache and an attention."""
+
+    def __init__(
+        self, model: Model, capacity: Capacity, kv: KvCache, attention: Attention[P], is_debug: bool = False
+    ) -> None:
+        self._model = model
+        self._capacity = capacity
+        self._kv = kv
+        self._attention = attention
+        self._is_debug = is_debug
+        num_slots = capacity.max_rows + 1
+        self._last_token = torch.zeros(num_slots, dtype=torch.int64)
+        self._sampling = SamplingState(num_slots)
+        self._scorer = PromptScorer(model.logits, self._sampling)
+        self._copies_done: list[int] = []
+
+    @property
+    def capacity(self) -> Capacity:
+        """What Ready reports."""
+        return self._capacity
+
+    def begin_epoch(self) -> None:
+        """Copies are over when they return, so none is outstanding; those not reported are forgotten."""
+        self._copies_done.clear()
+
+    def init_slot(self, op: SlotInit) -> None:
+        """Set the sampling of a slot; raises Unsupported."""
+        self._last_token[op.slot] = CONSUMED if self._is_debug else 0
+        self._scorer.forget(op.slot)
+        self._sampling.init(op)
+
+    def fail_slot(self, slot: int) -> None:
+        """last_token becomes 0, nothing more is reported."""
+        self._last_token[slot] = 0
+        self._scorer.forget(slot)
+        self._sampling.neutralize(slot)
+
+    def copy_blocks(self, op: CopyBlocks) -> None:
+        """Copy now."""
+        self._kv.copy(op)
+        if op.direction != CopyDirection.WITHIN:
+            self._copies_done.append(op.copy)
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> Outcome:
+        """One forward pass, then sampling."""
+        copies_done, self._copies_done = tuple(self._copies_done), []
+        if not batch.num_rows:
+            return Outcome(NO_TOKENS, NO_ROWS, copies_done=copies_done)
+        hidden = self._model.forward(self._inputs(batch), self._kv, self._attention)
+        prompt_logprobs = join(self._scorer.score(batch, hidden))
+        if not len(batch.sampling_rows):
+            return Outcome(NO_TOKENS, NO_ROWS, None, prompt_logprobs, copies_done)
+        last = torch.from_numpy(batch.last_tokens[batch.sampling_rows])
+        logits = self._model.logits(hidden.index_select(0, last))
+        # A sum over the vocabulary is finite only if every logit is.
+        is_finite = torch.isfinite(logits.sum(-1))
+        tokens = self._sample(batch, logits, is_finite)
+        return Outcome(
+            tokens=tokens.numpy().astype(np.int32),
+            poisoned=batch.sampling_rows[~is_finite.numpy()],
+            logprobs=join(self._reports(batch, logits, tokens, is_finite)),
+            prompt_logprobs=prompt_logprobs,
+            copies_done=copies_done,
+        )
+
+    def _inputs(self, batch: StepBatch) -> StepInputs[P]:
+        """The batch as tensors, future tokens filled in."""
+        token_ids = torch.from_numpy(batch.token_ids.copy())
+        if len(batch.future_rows):
+            slots = torch.from_numpy(batch.slots[batch.future_rows].astype(np.int64))
+            futures = self._last_token.index_select(0, slots)
+            if self._is_debug:
+                if bool((futures == CONSUMED).any()):
+                    raise RuntimeError(f"step {batch.step}: a future token was read twice, or before it was there")
+                self._last_token.index_fill_(0, slots, CONSUMED)
+            places = torch.from_numpy(batch.cu_seqlens_q[batch.future_rows].astype(np.int64))
+            token_ids.index_copy_(0, places, futures)
+        return StepInputs(
+            token_ids=token_ids,
+            position_ids=torch.from_numpy(batch.position_ids),
+            slot_mapping=torch.from_numpy(batch.slot_mapping),
+            attention_plan=self._attention.prepare(
+                batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, self._capacity.block_size
+            ),
+        )
+
+    def _sample(self, batch: StepBatch, logits: Tensor, is_finite: Tensor) -> Tensor:
+        """The token of each sampling row, 0 where the logits were not finite; the next step reads it as its input."""
+        if not bool(is_finite.all()):
+            logits.masked_fill_(~is_finite[:, None], 0.0)
+        slots = batch.slots[batch.sampling_rows]
+        tokens = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
+        tokens.masked_fill_(~is_finite, 0)
+        self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), tokens)
+        return tokens
+
+    def _reports(self, batch: StepBatch, logits: Tensor, tokens: Tensor, is_finite: Tensor) -> list[Report]:
+        wanted = self._sampling.logprobs[batch.slots[batch.sampling_rows]]
+        chosen = np.flatnonzero((wanted != NONE_WANTED) & is_finite.numpy())
+        if not len(chosen):
+            return []
+        index = torch.from_numpy(chosen)
+        return [report(logits.index_select(0, index), tokens[index], batch.sampling_rows[chosen], wanted[chosen])]

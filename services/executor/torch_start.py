@@ -1,0 +1,49 @@
+"""Building the torch backend: file -> weights -> KV pool, in this order, since the pool takes what is left."""
+
+from pathlib import Path
+
+import structlog
+import torch
+
+from services.executor import gguf_file
+from services.executor.attention import ReferenceAttention, ReferencePlan
+from services.executor.capacity import Capacity, count_blocks, free_memory
+from services.executor.config import LlamaConfig, read_config
+from services.executor.kv_cache import KvCache
+from services.executor.runner import TorchBackend
+from services.executor.weights import count_parameters, load_llama
+from services.runtime.settings import ExecutorSettings
+from services.wire.messages import ModelCard
+
+log = structlog.get_logger()
+
+_FLOAT32_BYTES = 4
+
+
+def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchBackend[ReferencePlan]:
+    """Load a model and make room for its KV; raises GgufError or SettingsError."""
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    file = gguf_file.read(path)
+    config = read_config(file)
+    model = load_llama(file, config)
+    capacity = _capacity(settings, config, name or config.name, count_parameters(file))
+    kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
+    log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
+    return TorchBackend(model, capacity, kv, ReferenceAttention())
+
+
+def _capacity(settings: ExecutorSettings, config: LlamaConfig, name: str, num_parameters: int) -> Capacity:
+    bytes_per_token = config.kv_values_per_token * _FLOAT32_BYTES
+    num_blocks = count_blocks(settings, bytes_per_token, config.context_length, free_memory())
+    card = ModelCard(
+        name=name,
+        vocab_size=config.vocab_size,
+        context_length=config.context_length,
+        eos_token_ids=config.eos_token_ids,
+        backend="torch",
+        dtype=settings.dtype,
+        num_parameters=num_parameters,
+        kv_bytes_per_token=bytes_per_token,
+    )
+    return Capacity(num_blocks, settings.block_size, settings.max_rows, card)
