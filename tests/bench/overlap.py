@@ -5,6 +5,7 @@ links; a third process submits requests at the Submit link and takes tokens in a
 before step N+1 is max(0, launched(N+1) - done(N)) on the device's own clock. Depth 1 is the ablation.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -56,7 +57,7 @@ class RecordingInlet:
 def idle_share(results: list[StepResult]) -> float:
     """Idle time between consecutive steps over the whole time from the first launch to the last end."""
     steps = results[NUM_WARM_UP:NUM_STEPS]
-    idle = sum(max(0, after.t_launched - before.t_done) for before, after in zip(steps, steps[1:], strict=False))
+    idle = sum(max(0, after.t_launched - before.t_done) for before, after in itertools.pairwise(steps))
     return idle / (steps[-1].t_done - steps[0].t_launched)
 
 
@@ -112,8 +113,10 @@ def _schedule(settings: ServerSettings) -> list[StepResult]:
             poller.wait(0.5)
     finally:
         poller.close()
-        for end in (submit, result, feedback, *links.outlets()):
-            end.close()
+        for inlet in (submit, result, feedback):
+            inlet.close()
+        for outlet in links.outlets():
+            outlet.close()
     return recording.results
 
 

@@ -24,9 +24,15 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     for (run, count), samples in zip(record.added, record.samples, strict=True):
         run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
         _note_first_token(state, run.sequence, samples, now)
-    delivered, delivered_tokens, ended = _take_tokens(state, runs, tokens)
+    ended, dropped = _take_tokens(runs, tokens)
+    delivered = [run.sequence for run in runs]
+    if dropped:
+        delivered = [sequence for index, sequence in enumerate(delivered) if index not in dropped]
+        tokens = array("i", [token for index, token in enumerate(tokens) if index not in dropped])
+    state.counters.num_output_tokens += len(delivered)
+    state.counters.num_wasted_rows += len(dropped)
     logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
-    state.outbox.deliver(delivered, delivered_tokens, logprobs)
+    state.outbox.deliver(delivered, tokens, logprobs)
     _clear_blame(state, runs)
     for sequence, token in ended:
         _end(state, sequence, token, now)
@@ -34,30 +40,30 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
         _fail(state, rows[failure.row].sequence, failure, now)
 
 
-def _take_tokens(
-    state: State, runs: list[Run], tokens: "array[int]"
-) -> tuple[list[Sequence], list[int], list[tuple[Sequence, int]]]:
-    """The pass: who was given which token, and who may have ended with it."""
-    delivered: list[Sequence] = []
-    delivered_tokens: list[int] = []
+def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequence, int]], dict[int, None]]:
+    """The pass: who may have ended with which token, and the indices of rows nobody wants any more.
+
+    A carried run is live and short of its limit, so the common row costs one test, one count and one append.
+    """
     ended: list[tuple[Sequence, int]] = []
-    for run, token in zip(runs, tokens, strict=True):
-        sequence = run.sequence
-        if run.is_live:
+    dropped: dict[int, None] = {}
+    for index, (run, token) in enumerate(zip(runs, tokens, strict=True)):
+        if run.is_carried:
             run.confirmed += 1
-        elif sequence.finish is None:
-            sequence.late -= 1
-        else:
+        elif run.sequence.finish is not None:
+            dropped[index] = None
             continue
-        known = sequence.tokens
-        known.append(token)
-        delivered.append(sequence)
-        delivered_tokens.append(token)
-        if token in sequence.stop_token_ids or len(known) == sequence.limit:
-            ended.append((sequence, token))
-    state.counters.num_output_tokens += len(delivered)
-    state.counters.num_wasted_rows += len(runs) - len(delivered)
-    return delivered, delivered_tokens, ended
+        else:
+            if run.is_live:
+                run.confirmed += 1
+            else:
+                run.sequence.late -= 1
+            if len(run.tokens) + 1 == run.sequence.limit and token not in run.stop_token_ids:
+                ended.append((run.sequence, token))
+        run.tokens.append(token)
+        if token in run.stop_token_ids:
+            ended.append((run.sequence, token))
+    return ended, dropped
 
 
 def _note_first_token(state: State, sequence: Sequence, samples: bool, now: int) -> None:

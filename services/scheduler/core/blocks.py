@@ -30,9 +30,10 @@ class BlockPool:
         return -(-num_positions // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` blocks; asking for more than num_free is a bug."""
-        assert 0 <= count <= len(self._free), f"{count} blocks asked of {len(self._free)} free"
-        blocks = [self._free.pop() for _ in range(count)]
+        """Take `count` blocks; asking for none, or for more than num_free, is a bug."""
+        assert 1 <= count <= len(self._free), f"{count} blocks asked of {len(self._free)} free"
+        blocks = self._free[: -count - 1 : -1]
+        del self._free[-count:]
         for block in blocks:
             self._is_held[block] = 1
         return blocks

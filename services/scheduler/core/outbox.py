@@ -3,6 +3,8 @@
 Knows what was said, not why. Invariant: each sequence is opened once, closed once, and has no delta after its close.
 """
 
+from array import array
+
 from services.scheduler.core.sequence import Sequence
 from services.wire import columns
 from services.wire.messages import Close, Deltas, FailureReason, FinishReason, Logprobs, Open, Timings, TokenBatch
@@ -20,13 +22,12 @@ class Outbox:
     def open(self, sequence: Sequence) -> None:
         self._opens.append(Open(sequence.key, sequence.num_prompt_tokens, sequence.stopping, sequence.output))
 
-    def deliver(self, sequences: list[Sequence], tokens: list[int], logprobs: Logprobs | None) -> None:
+    def deliver(self, sequences: list[Sequence], tokens: "array[int]", logprobs: Logprobs | None) -> None:
         """The new token of each sequence; at most once a batch."""
         assert self._deltas is None, "two steps in one TokenBatch"
         if sequences:
             keys = tuple([sequence.key for sequence in sequences])
-            ones = columns.pack([1] * len(keys))
-            self._deltas = Deltas(keys, ones, columns.pack(tokens), logprobs)
+            self._deltas = Deltas(keys, columns.pack([1] * len(keys)), tokens.tobytes(), logprobs)
 
     def close(
         self,

@@ -62,28 +62,32 @@ def _grant_claims(state: State, draft: Draft) -> int:
     if not state.claims:
         return state.limits.token_budget - state.num_carried
     claims = sorted(state.claims, key=lambda run: state.order(run.sequence))
-    claims = [run for run in claims if state.has_credit(run.sequence)]
-    num_decode = sum(run.num_wanted == 1 for run in claims)
-    budget = state.limits.token_budget - state.num_carried - num_decode
-    for run in claims:
+    if state.credits.is_any_silent:
+        claims = [run for run in claims if state.has_credit(run.sequence)]
+    wanted = [run.num_wanted for run in claims]
+    budget = state.limits.token_budget - state.num_carried - wanted.count(1)
+    for run, num_wanted in zip(claims, wanted, strict=True):
         if not run.is_live:
             continue  # preempted by an earlier claim
-        is_decode = run.num_wanted == 1
-        count = 1 if is_decode else min(run.num_wanted, state.limits.chunk_size, budget)
-        count = _fit(state, run, count, _goes_after(state, run.sequence))
+        count = 1 if num_wanted == 1 else min(num_wanted, state.limits.chunk_size, budget)
+        count = _fit(state, run, count, _goes_after)
         if count > 0:
             _grant(state, draft, run, count)
-            budget -= 0 if is_decode else count
+            budget -= 0 if num_wanted == 1 else count
     return budget
 
 
-def _goes_after(state: State, sequence: Sequence) -> Callable[[Run], bool]:
-    """Whom this sequence may preempt: those after it in order, and anyone whose reader is silent."""
-    rank = state.order(sequence)
-    return lambda run: state.order(run.sequence) > rank or not state.has_credit(run.sequence)
+def _goes_after(state: State, run: Run, other: Run) -> bool:
+    """Whom a run may preempt: those after it in order, and anyone whose reader is silent."""
+    return state.order(other.sequence) > state.order(run.sequence) or not state.has_credit(other.sequence)
 
 
-def _fit(state: State, run: Run, count: int, may_take: Callable[[Run], bool]) -> int:
+def _is_other(_: State, run: Run, other: Run) -> bool:
+    """Whom a run that must run alone may preempt: anyone."""
+    return other is not run
+
+
+def _fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run], bool]) -> int:
     """How many of `count` tokens have room: shrunk to the free blocks; preempting only when not one has.
 
     Claims are served in order and take only from those after them, so no victim is in the plan already.
@@ -91,7 +95,7 @@ def _fit(state: State, run: Run, count: int, may_take: Callable[[Run], bool]) ->
     pool = state.pool
     own = len(run.blocks) * pool.block_size - run.planned
     if count > 0 and own == 0 and pool.num_free == 0:
-        candidates = (r for r in state.running if r is not run and may_take(r))
+        candidates = (other for other in state.running if other is not run and may_take(state, run, other))
         victim = choose_victim(candidates, state.order, state.has_credit)
         if victim is None:
             return 0
@@ -164,7 +168,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
         run = state.admit(suspect, now)
     if not run.is_carried and not run.is_exhausted:
         count = min(run.num_wanted, state.limits.chunk_size, state.limits.token_budget)
-        count = _fit(state, run, count, lambda _: True)
+        count = _fit(state, run, count, _is_other)
         if count > 0:
             _grant(state, draft, run, count)
     return True

@@ -101,10 +101,14 @@ class Run:
         "planned",
         "sequence",
         "slot",
+        "stop_token_ids",
+        "tokens",
     )
 
     def __init__(self, sequence: Sequence, slot: int, generation: int) -> None:
         self.sequence = sequence
+        self.tokens = sequence.tokens  # the sequence's own; the pass over sampled rows reads them here
+        self.stop_token_ids = sequence.stop_token_ids
         self.slot = slot
         self.generation = generation
         self.blocks: list[int] = []
@@ -118,12 +122,12 @@ class Run:
     @property
     def num_in_flight(self) -> int:
         """F: tokens sampled by this run and not acknowledged."""
-        return max(0, self.planned + 1 - len(self.sequence.tokens))
+        return max(0, self.planned + 1 - len(self.tokens))
 
     @property
     def num_wanted(self) -> int:
         """Tokens between P and L + F: what is left to plan, at least one."""
-        return max(1, len(self.sequence.tokens) - self.planned)
+        return max(1, len(self.tokens) - self.planned)
 
     @property
     def is_exhausted(self) -> bool:
