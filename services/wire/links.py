@@ -175,7 +175,7 @@ class Poller:
 
 def open_inlet(link: Link[M], address: str) -> ZmqInlet[M]:
     """Bind a link's receiving end; a socket file left by a dead process is replaced. Raises OSError with the reason."""
-    puller: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PULL)
+    puller = _socket(zmq.PULL)
     puller.set(zmq.RCVHWM, RECEIVE_BOUND)
     try:
         puller.bind(address)
@@ -192,7 +192,7 @@ def open_async_inlet(link: Link[M], address: str) -> ZmqAsyncInlet[M]:
 
 def open_outlet(link: Link[M], address: str, high_water_mark: int, sealer: Sealer | None = None) -> ZmqOutlet[M]:
     """Connect a link's sending end, which holds at most high_water_mark unsent messages."""
-    pusher: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
+    pusher = _socket(zmq.PUSH)
     pusher.set(zmq.SNDHWM, high_water_mark)
     pusher.set(zmq.RECONNECT_IVL, RECONNECT_MS)
     pusher.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
@@ -203,6 +203,13 @@ def open_outlet(link: Link[M], address: str, high_water_mark: int, sealer: Seale
 def finish(flush_s: float) -> None:
     """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
     zmq.Context.instance().destroy(linger=int(flush_s * 1000))
+
+
+def _socket(kind: int) -> "zmq.Socket[bytes]":
+    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    # zmq's own default is to wait for ever: a socket that was dropped, not closed, would then hang `finish`.
+    opened.set(zmq.LINGER, 0)
+    return opened
 
 
 def _resolve(arrived: "asyncio.Future[None]") -> None:

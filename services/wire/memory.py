@@ -72,9 +72,9 @@ class MemoryInlet(Generic[M]):
         self._sender_ids = count(1)
         self._on_arrival: Callable[[], object] = lambda: None
 
-    def outlet(self, sealer: Sealer | None = None) -> MemoryOutlet[M]:
-        """One more sender, with a bound of its own."""
-        return MemoryOutlet(self, self._high_water_mark, sealer or Sealer(next(self._sender_ids)))
+    def outlet(self, sealer: Sealer | None = None, high_water_mark: int | None = None) -> MemoryOutlet[M]:
+        """One more sender, with a bound of its own: the link's, when none is given."""
+        return MemoryOutlet(self, high_water_mark or self._high_water_mark, sealer or Sealer(next(self._sender_ids)))
 
     def receive(self) -> list[M]:
         """Every message that has arrived, oldest first. Never blocks."""
