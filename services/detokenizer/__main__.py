@@ -1,0 +1,43 @@
+"""The detokenizer's process: loads the vocabulary, opens its links, and turns tokens into text until it is stopped."""
+
+from services.detokenizer.incremental import Tables
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.streams import Streams
+from services.runtime.lifecycle import Stop, run
+from services.runtime.models import resolve
+from services.runtime.settings import ServerSettings
+from services.tokenizer import Tokenizer, load
+from services.wire.links import Poller, finish, open_inlet, open_outlet
+from services.wire.liveness import Heart
+from services.wire.topology import FEEDBACK, TEXT, TOKENS, Topology
+
+# The last words of the last streams lie in the outlets when the loop ends; a gateway that is gone is not waited for.
+FLUSH_S = 1.0
+
+
+def serve(settings: ServerSettings, stop: Stop) -> None:
+    """The vocabulary comes first: a link that shows life belongs to a process that is ready."""
+    streams = Streams(tables_of(load(resolve(settings.model))))
+    links = settings.links
+    topology = Topology(links.transport, links.run_dir, links.host, links.base_port, links.gateways)
+    tokens = open_inlet(TOKENS, topology.address(TOKENS))
+    texts = {
+        gateway: open_outlet(TEXT, topology.address(TEXT, gateway), links.high_water_mark) for gateway in links.gateways
+    }
+    feedback = open_outlet(FEEDBACK, topology.address(FEEDBACK), links.high_water_mark)
+    poller = Poller(tokens)
+    stop.on_set(poller.waker().wake)
+    service = DetokenizerService(streams, tokens, texts, feedback, settings.detokenizer.max_pending)
+    heart = Heart([*texts.values(), feedback], links.heartbeat_s)
+    service.run(poller, heart, links, lambda: stop.is_set)
+    finish(FLUSH_S)
+
+
+def tables_of(tokenizer: Tokenizer) -> Tables:
+    """What every token of this vocabulary adds to a text."""
+    ids = range(tokenizer.vocab_size)
+    return Tables([tokenizer.token_bytes(i) for i in ids], [i for i in ids if tokenizer.is_special(i)])
+
+
+if __name__ == "__main__":
+    run("detokenizer", serve)
