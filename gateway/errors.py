@@ -96,6 +96,9 @@ class CallError(Exception):
     retry_after_s: float | None = None
     trailers: tuple[tuple[str, str], ...] = ()  # trailing metadata: what the call cost until it failed
 
+    def __str__(self) -> str:
+        return f"{self.reason_name}: {self.message}"
+
     @property
     def reason_name(self) -> str:
         """The reason as ErrorInfo carries it."""

@@ -41,7 +41,7 @@ class Guard:
         generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
         server.add_generic_rpc_handlers((generic,))
 
-    def _handler(self, descriptor: MethodDescriptor, method: Method) -> grpc.RpcMethodHandler[bytes, Message]:
+    def _handler(self, descriptor: MethodDescriptor, method: Method) -> "grpc.RpcMethodHandler[bytes, Message]":
         assert not descriptor.client_streaming, f"{descriptor.full_name}: client streams are not served"
         request_class = message_factory.GetMessageClass(descriptor.input_type)
 

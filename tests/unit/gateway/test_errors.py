@@ -1,0 +1,94 @@
+"""The table of failures is complete, and its details are what google.rpc says they are."""
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from gateway import errors
+from gateway.errors import CallError, Violation
+from services.wire.messages import FailureReason
+from tandem.v1 import errors_pb2 as reasons
+from tandem.v1.errors_pb2 import ErrorReason
+
+KNOWN = [value for value in ErrorReason.values() if value != reasons.ERROR_REASON_UNSPECIFIED]
+
+
+def details(error: CallError) -> status_pb2.Status:
+    metadata = dict(errors.status(error).trailing_metadata or ())
+    proto = status_pb2.Status()
+    raw = metadata["grpc-status-details-bin"]
+    assert isinstance(raw, bytes)
+    proto.ParseFromString(raw)
+    return proto
+
+
+@pytest.mark.parametrize("reason", KNOWN)
+def test_every_public_reason_has_a_code_and_says_its_name(reason: ErrorReason) -> None:
+    error = CallError(reason, "why")
+    status = errors.status(error)
+    assert status.code not in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.OK)
+    assert status.details == "why"
+    info = error_details_pb2.ErrorInfo()
+    assert details(error).details[0].Unpack(info)
+    assert (info.domain, f"ERROR_REASON_{info.reason}") == ("tandem", ErrorReason.Name(reason))
+
+
+@pytest.mark.parametrize("failure", [failure for failure in FailureReason if failure is not FailureReason.NONE])
+def test_every_failure_of_the_engine_has_a_reason(failure: FailureReason) -> None:
+    error = errors.failed(failure, "")
+    assert error.reason in KNOWN
+    assert errors.status(error).details, "a failure is never without a word"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [
+        (FailureReason.QUEUE_FULL, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (FailureReason.KV_CAPACITY, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (FailureReason.CONTEXT_LENGTH, grpc.StatusCode.INVALID_ARGUMENT),
+        (FailureReason.DEADLINE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (FailureReason.DEADLINE_UNREACHABLE, grpc.StatusCode.DEADLINE_EXCEEDED),
+        (FailureReason.DUPLICATE, grpc.StatusCode.ALREADY_EXISTS),
+        (FailureReason.POISONED_ROW, grpc.StatusCode.INTERNAL),
+        (FailureReason.STEP_FAILED, grpc.StatusCode.INTERNAL),
+        (FailureReason.CONSTRAINT_FAILED, grpc.StatusCode.FAILED_PRECONDITION),
+        (FailureReason.ENGINE_DEAD, grpc.StatusCode.UNAVAILABLE),
+        (FailureReason.DRAINING, grpc.StatusCode.UNAVAILABLE),
+        (FailureReason.SLOW_READER, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    ],
+)
+def test_the_codes_are_those_of_the_contract(failure: FailureReason, code: grpc.StatusCode) -> None:
+    assert errors.status(errors.failed(failure, "x")).code is code
+
+
+def test_violations_and_metadata_travel() -> None:
+    error = CallError(
+        reasons.ERROR_REASON_INVALID_FIELD, "m", violations=(Violation("a.b", "wrong"),), metadata={"limit": "3"}
+    )
+    info, bad = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    packed = details(error).details
+    assert packed[0].Unpack(info) and packed[1].Unpack(bad)
+    assert dict(info.metadata) == {"limit": "3"}
+    assert [(violation.field, violation.description) for violation in bad.field_violations] == [("a.b", "wrong")]
+
+
+@pytest.mark.parametrize(
+    ("error", "seconds"),
+    [
+        (errors.failed(FailureReason.QUEUE_FULL, "x", retry_after_ms=2500), 2.5),
+        (CallError(reasons.ERROR_REASON_DRAINING, "x"), errors.DEFAULT_RETRY_S),
+        (CallError(reasons.ERROR_REASON_NOT_READY, "x"), errors.DEFAULT_RETRY_S),
+        (CallError(reasons.ERROR_REASON_KV_CAPACITY, "x"), None),
+        (CallError(reasons.ERROR_REASON_ENGINE_DEAD, "x"), None),
+    ],
+)
+def test_what_may_be_tried_again_says_when(error: CallError, seconds: float | None) -> None:
+    retry = error_details_pb2.RetryInfo()
+    found = [packed for packed in details(error).details if packed.Unpack(retry)]
+    assert (retry.retry_delay.ToMilliseconds() / 1000 if found else None) == seconds
+
+
+def test_trailers_of_the_call_go_with_the_details() -> None:
+    error = CallError(reasons.ERROR_REASON_INTERNAL, "x", trailers=(("x-request-id", "r"),))
+    metadata = dict(errors.status(error).trailing_metadata or ())
+    assert metadata["x-request-id"] == "r" and "grpc-status-details-bin" in metadata
