@@ -1,7 +1,7 @@
 """A gateway over memory links, and the engine's side of them, driven by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from gateway.engine import Phase
 from gateway.server import Ending, Links, Server
 from services.runtime.settings import GatewaySettings, LinkSettings
 from services.tokenizer import Tokenizer
@@ -186,6 +187,12 @@ async def read(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> R:
     return cast("R", message)
 
 
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 async def error_of(call: Awaitable[object]) -> "Failure":
     """How a call fails, which it must."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -208,9 +215,7 @@ async def running(
     serving = asyncio.create_task(server.serve(lambda: tokenizer))
     if is_ready:
         engine.ready()
-        async with asyncio.timeout(5):
-            while server.gateway.engine.phase == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await eventually(lambda: server.gateway.engine.phase is Phase.READY)
     async with grpc.aio.insecure_channel(address) as channel:
         yield Front(server, engine, address, channel, serving)
     server.stop(Ending.DRAIN)
