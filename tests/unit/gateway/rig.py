@@ -71,6 +71,14 @@ class FakeEngine:
 
     def ready(self, ready: EngineReady = READY) -> None:
         self.tell(ready)
+        self.show_text_side()
+
+    def show_scheduler(self) -> None:
+        """A heartbeat of the scheduler."""
+        self._statuses.heartbeat()
+
+    def show_text_side(self) -> None:
+        """A heartbeat of the detokenizer."""
         self._texts.heartbeat()
 
     def tell(self, message: StatusMessage) -> None:
@@ -185,6 +193,14 @@ async def read(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> R:
     message = await asyncio.wait_for(stream.read(), 5)
     assert message is not grpc.aio.EOF, "the stream has ended"
     return cast("R", message)
+
+
+async def rest(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> list[R]:
+    """Every message of a stream up to its end."""
+    messages = []
+    while (message := await asyncio.wait_for(stream.read(), 5)) is not grpc.aio.EOF:
+        messages.append(cast("R", message))
+    return messages
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from tandem.v1 import chat_pb2 as chat
 from tandem.v1 import common_pb2 as common
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import models_pb2 as models
-from tests.unit.gateway.rig import CARD, Front, error_of, read, running, text_end
+from tests.unit.gateway.rig import CARD, Front, error_of, read, rest, running, text_end
 from tests.unit.tokenizer.conftest import small_vocabulary
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -125,10 +125,7 @@ async def test_what_arrives_during_a_write_is_merged_and_nothing_is_lost(front: 
     for token in range(300):
         front.engine.say(submit, f"{token} ", [token])
     front.engine.end(submit)
-    chunks = []
-    while (chunk := await stream.read()) is not grpc.aio.EOF:
-        assert isinstance(chunk, pb.GenerateChunk)
-        chunks.append(chunk)
+    chunks = await rest(stream)
     assert [token for chunk in chunks for token in chunk.token_ids] == list(range(300))
     assert "".join(chunk.text for chunk in chunks) == "".join(f"{token} " for token in range(300))
     assert sum(chunk.num_tokens for chunk in chunks) == 300
