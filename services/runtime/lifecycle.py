@@ -94,8 +94,13 @@ def _die_with(parent: int) -> None:
 
 
 def _listen(stop: Stop) -> None:
+    terms = 0
+
     def on_term(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set:
+        # Counted, not read off `stop`: of two signals that wait together Python handles SIGUSR1 before SIGTERM.
+        nonlocal terms
+        terms += 1
+        if terms > 1:
             os._exit(128 + signal.SIGTERM)
         stop.set("drain")
 
