@@ -20,14 +20,12 @@ PATIENCE_S = 20.0
 
 # A service that says when its signal handlers stand, then waits until it is stopped and says how.
 WAITS = """
-import threading
+import time
 from services.runtime.lifecycle import run
 def body(settings, stop):
-    woken = threading.Event()
-    stop.on_set(woken.set)
     print("up", flush=True)
     while stop.kind != "{until}":
-        woken.wait(0.01)
+        time.sleep(0.005)
     print(stop.kind, flush=True)
 run("actor", body)
 """
