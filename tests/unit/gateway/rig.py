@@ -155,6 +155,11 @@ class Front:
     channel: grpc.aio.Channel
     serving: asyncio.Task[None]
 
+    async def settle(self) -> None:
+        """Wait until no call is open, and forget what the engine was sent."""
+        await eventually(lambda: len(self.server.gateway.calls) == 0)
+        self.engine.drain()
+
     def unary(
         self, method: str, request: Message, reply: type[R], seconds: float = 10
     ) -> "grpc.aio.UnaryUnaryCall[Message, R]":
