@@ -156,7 +156,7 @@ class Server:
             if self._links.texts.last_heard():
                 self.gateway.engine.text_heard()
             # A process that itself slept must first listen, and may not call its peers silent.
-            if now - then < pause + self._timing.death_s / 2:
+            if now - then < pause + self._timing.death_s / 2 and self.gateway.engine.phase is not Phase.DEAD:
                 self._check_peers(now)
             self.gateway.tick(now)
             then = now
@@ -205,8 +205,13 @@ class Server:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._over.done():
+        if error is None:
+            return
+        if self._over.done():
+            log.error("gateway.failed_while_ending", error=f"{type(error).__name__}: {error}")
+        else:
             self._over.set_exception(error)
+        self.gateway.engine.die("the gateway failed")
 
 
 def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:

@@ -11,6 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.engine import Phase, VocabularyMismatch
 from gateway.server import SERVICE_NAMES, Ending, EngineGone, Links, Server
 from services.tokenizer import Tokenizer
+from services.wire.link import LinkBroken
 from services.wire.messages import Draining, EngineDead, Load
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import models_pb2 as models
@@ -149,6 +150,17 @@ async def test_a_peer_that_falls_silent_is_dead(tokenizer: Tokenizer, peer: str)
         with pytest.raises(EngineGone):
             await asyncio.wait_for(front.serving, 5)
         voice.cancel()
+
+
+async def test_a_link_that_breaks_ends_every_call_and_the_server(tokenizer: Tokenizer) -> None:
+    async with running(tokenizer) as front:
+        call = front.generate()
+        await front.engine.submit()
+        front.engine.break_text_link()
+        error = await error_of(call)
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
+        with pytest.raises(LinkBroken):
+            await asyncio.wait_for(front.serving, 5)
 
 
 async def test_told_that_the_engine_is_dead_it_ends_every_call_and_leaves_in_peace(tokenizer: Tokenizer) -> None:
