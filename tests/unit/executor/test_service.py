@@ -76,7 +76,8 @@ class Served:
         self.results.on_arrival(self.arrived.set)
         self.prepared = threading.Semaphore(0)  # one more for each message made ready
         self.core = ExecutorCore(backend, instance=5)
-        self.core.prepare = self._noting(self.core.prepare)
+        prepare: Prepare = self.core.prepare
+        self.core.prepare = self._noting(prepare)
         self.is_stopped = False
         self.crash: BaseException | None = None
         heart = Heart([result_outlet], every_s=0.01)
