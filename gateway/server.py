@@ -45,6 +45,8 @@ SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 
 # Two tokenizer threads, so that one long text does not hold up the others; more would take cores from the engine.
 TOKENIZER_THREADS = 2
+# Calls that may wait for the event loop to look at them, which then takes or refuses each.
+MAX_PENDING_CALLS = 16384
 # How often the clock is looked at: to become ready, and afterwards.
 STARTING_TICK_S = 0.02
 TICK_S = 0.25
@@ -220,6 +222,9 @@ def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
+        # By default core resets calls at random, without a word, once a thousand wait for the event loop.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Clients may ping as they like; dead ones are found by our own pings.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),
