@@ -1,38 +1,5 @@
-"""One gateway over memory links for all tests of the SDK and the command, on the loop that all gateways share."""
+"""The gateway that the tests of the SDK and the command talk to is the one of the gateway's own tests."""
 
-from collections.abc import AsyncIterator, Iterator, MutableMapping
-from typing import Any
+from tests.unit.gateway.conftest import front, logged, shared_front, tokenizer
 
-import pytest
-import pytest_asyncio
-import structlog
-
-from services.runtime.models import resolve
-from services.runtime.settings import ModelSettings
-from services.tokenizer import Tokenizer, load
-from tests.unit.gateway.rig import Front, running
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return load(resolve(ModelSettings()))
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_front(tokenizer: Tokenizer) -> AsyncIterator[Front]:
-    async with running(tokenizer) as front:
-        yield front
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def front(shared_front: Front) -> Front:
-    """The shared gateway, with nothing left over from the test before."""
-    await shared_front.settle()
-    return shared_front
-
-
-@pytest.fixture(autouse=True)
-def logged() -> Iterator[list[MutableMapping[str, Any]]]:
-    """What was logged, kept out of the output."""
-    with structlog.testing.capture_logs() as entries:
-        yield entries
+__all__ = ["front", "logged", "shared_front", "tokenizer"]
