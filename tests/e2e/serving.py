@@ -6,16 +6,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tandem import Client, TandemError
+from tests.e2e.processes import ROOT, Settings, toml
 
 START_S = 60.0
-ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -61,10 +61,10 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[Serving]:
+def serving(folder: Path, settings: Settings) -> Iterator[Serving]:
     """A server with these settings, by section; folder: an empty one. It must end cleanly when the block is left."""
     config, log = folder / "tandem.toml", folder / "log"
-    config.write_text(_toml(settings))
+    config.write_text(toml(settings))
     with log.open("wb") as out:
         command = [sys.executable, "-c", "from tandem.cli import main; main()"]
         flags = ["serve", "--config", str(config), "--log-level", "debug"]
@@ -90,11 +90,3 @@ def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
             print(log.read_text(), file=sys.stderr)
             raise
     return address
-
-
-def _toml(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    sections = []
-    for name, section in settings.items():
-        rows = [f"{key} = {json.dumps(value)}" for key, value in section.items()]
-        sections.append("\n".join([f"[{name}]", *rows]))
-    return "\n\n".join(sections)
