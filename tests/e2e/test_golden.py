@@ -1,4 +1,4 @@
-"""The real model in float32 through gRPC: token ids and logprobs equal to the reference, alone and however it is batched.
+"""The real model in float32 through gRPC: token ids and logprobs equal the reference, alone and however it is batched.
 
 The reference outputs are those of an independent implementation (tests/data/golden/README.md). A token may differ only
 where the reference's two best logits are closer than TIE; what follows a tie is another text and is not compared.
