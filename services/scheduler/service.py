@@ -65,6 +65,7 @@ def limits_from(settings: SchedulerSettings) -> Limits:
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         max_unread=settings.max_unread,
+        prefix_cache=settings.prefix_cache,
     )
 
 
@@ -121,6 +122,7 @@ class SchedulerService:
         batch = self.core.take_batch()
         if batch is not None:
             self._links.tokens.send(batch)
+        self.core.tidy()
 
     def _on_submit_link(self, message: SubmitMessage, now: int) -> None:
         match message:
@@ -183,7 +185,7 @@ class SchedulerService:
             case ControlVerb.CANCEL_ALL:
                 self.core.cancel_all(now)
             case ControlVerb.FLUSH_CACHE:
-                pass  # no block outlives its sequence, so there is nothing to flush
+                self.core.flush_cache()
         self._links.status[control.gateway].send(ControlReply(control.number, True))
 
     def _tell_load(self) -> None:

@@ -34,6 +34,9 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
     state.outbox.deliver(delivered, tokens, logprobs)
     _clear_blame(state, runs)
+    for run, count in record.added:
+        if count > 1 and run.is_live:
+            state.cache.publish(run)  # at once: somebody may be waiting for these blocks
     for sequence, token in ended:
         _end(state, sequence, token, now)
     for failure in result.failed_rows:
@@ -92,6 +95,8 @@ def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
 def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> None:
     """The first failed row ends its sequence; its later rows fail too and find it ended."""
     if sequence.finish is None:
+        if sequence.run is not None:
+            state.cache.taint(sequence.run)
         state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))
 
 

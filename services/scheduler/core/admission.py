@@ -5,6 +5,7 @@ duplicate of another gateway's request must never open. Validation is the gatewa
 scheduler knows: queue, capacity, duplicates, drain.
 """
 
+from services.scheduler.core.prefix import root_of
 from services.scheduler.core.sequence import Request, Sequence
 from services.scheduler.core.state import CANCELLED, State
 from services.wire import columns
@@ -34,6 +35,7 @@ def submit_request(state: State, submit: Submit, now: int) -> Refused | None:
         state.outbox.open(sequence)
         if refusal is None:
             state.waiting.add(sequence)
+            state.unhashed.append(sequence)
         else:
             retry_after_ms = None
             if refusal[1] in (FailureReason.QUEUE_FULL, FailureReason.DRAINING):
@@ -79,6 +81,7 @@ def _make_sequence(state: State, request: Request, submit: Submit, index: int, n
     sequence.stop_token_ids = frozenset(columns.unpack(submit.stopping.stop_token_ids))
     sequence.min_length = len(tokens) + submit.stopping.min_tokens
     sequence.seed = seed_of_sample(submit.seed, index)
+    sequence.cache_root = root_of(submit.cache_salt)
     sequence.priority = submit.priority
     sequence.tenant = submit.tenant
     sequence.arrival = state.num_arrivals

@@ -1,5 +1,7 @@
 """What is always true of the state between two verbs. Used by tests after every event; never by the product's path."""
 
+from collections import Counter
+
 from services.scheduler.core.state import State
 
 
@@ -30,11 +32,21 @@ def _check_places(state: State) -> None:
 
 
 def _check_blocks(state: State) -> None:
-    """Held blocks are exactly those in live block tables, each in one."""
-    tables = sorted(block for run in state.running for block in run.blocks)
-    assert tables == state.pool.held(), "a block is lost, shared or leaked"
+    """Counts are those of the live block tables; what is published is full, confirmed and never written again."""
+    tables = Counter(block for run in state.running for block in run.blocks)
+    assert tables == state.pool.holders(), "a block is lost or leaked, or shared by others than are counted"
     assert 0 not in tables
     assert state.pool.num_free + len(tables) == state.pool.num_total
+    contents = state.cache.contents()
+    assert all(block in contents for block, count in tables.items() if count > 1), "shared and not published"
+    assert all(block in contents and block not in tables for block in state.pool.idle())
+    for run in state.running:
+        for index in range(run.num_published):
+            content = contents.get(run.blocks[index])
+            size = state.pool.block_size
+            assert content is None or content.tokens == run.tokens[index * size : (index + 1) * size].tobytes()
+        writable = run.blocks[run.confirmed // state.pool.block_size :]
+        assert not any(block in contents for block in writable), "a published block may be written"
 
 
 def _check_counters(state: State) -> None:

@@ -96,7 +96,7 @@ def _fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run
     own = len(run.blocks) * pool.block_size - run.planned
     if count > 0 and own == 0 and pool.num_free == 0:
         candidates = (other for other in state.running if other is not run and may_take(state, run, other))
-        victim = choose_victim(candidates, state.order, state.has_credit)
+        victim = choose_victim(candidates, state.order, state.has_credit, state.pool)
         if victim is None:
             return 0
         state.preempt(victim)
@@ -116,6 +116,8 @@ def _grant(state: State, draft: Draft, run: Run, count: int) -> None:
         del state.claims[run]
     else:
         draft.add_row(run, count)
+        if count > 1:
+            state.cache.expect(run)
 
 
 def _admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
@@ -133,13 +135,33 @@ def _admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
             continue
         if sequence.late:
             return False  # its tokens in flight arrive first
-        count = min(len(sequence.tokens), state.limits.chunk_size, budget)
-        has_room = len(state.running) < max_running and state.pool.blocks_for(count) <= state.pool.num_free
-        if not has_room:
+        if len(state.running) >= max_running:
             return _displace_silent(state)
-        _grant(state, draft, state.admit(sequence, now), count)
+        found = state.cache.match(sequence)
+        if state.cache.is_expected(sequence, len(found)):
+            num_passed += 1
+            continue
+        start = len(found) * state.pool.block_size
+        count = min(len(sequence.tokens) - start, state.limits.chunk_size, budget)
+        num_new = state.pool.blocks_for(start + count) - len(found)
+        if num_new + state.pool.num_idle_of(found) > state.pool.num_free:
+            return _displace_silent(state)
+        _grant(state, draft, _admit(state, draft, sequence, found, now), count)
         budget -= count
     return False
+
+
+def _admit(state: State, draft: Draft, sequence: Sequence, found: list[int], now: int) -> Run:
+    """Waiting -> running, on top of the blocks found in the prefix cache."""
+    if not sequence.t_first_planned:
+        sequence.num_cached_tokens = len(found) * state.pool.block_size
+        state.counters.num_cached_tokens += sequence.num_cached_tokens
+    run = state.admit(sequence, now)
+    state.pool.share(found)
+    draft.append_blocks(run, found)
+    run.planned = run.confirmed = len(found) * state.pool.block_size
+    run.num_cached_blocks = run.num_published = run.num_expected = len(found)
+    return run
 
 
 def _displace_silent(state: State) -> bool:
@@ -147,7 +169,7 @@ def _displace_silent(state: State) -> bool:
     if not state.credits.is_any_silent:
         return False
     silent = (run for run in state.running if not state.has_credit(run.sequence))
-    victim = choose_victim(silent, state.order, state.has_credit)
+    victim = choose_victim(silent, state.order, state.has_credit, state.pool)
     if victim is None:
         return False
     state.preempt(victim)
@@ -162,7 +184,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
     run = suspect.run
     if run is None:
         if not state.free_slots:
-            victim = choose_victim(state.running, state.order, state.has_credit)
+            victim = choose_victim(state.running, state.order, state.has_credit, state.pool)
             assert victim is not None, "every slot is taken by a run, and every run holds blocks"
             state.preempt(victim)
         run = state.admit(suspect, now)
@@ -203,6 +225,7 @@ def _come_due(state: State, run: Run) -> None:
     state.demote(run)
     if not run.is_exhausted:
         state.claims[run] = None
+        state.unpublished[run] = None
 
 
 def _carry_on(state: State, run: Run) -> None:

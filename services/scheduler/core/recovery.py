@@ -7,7 +7,6 @@ drawn again, the same, since a draw depends only on seed and position.
 """
 
 from services.scheduler.core.admission import judge
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import Capacity, State
 from services.scheduler.core.step import StepRecord
@@ -74,6 +73,7 @@ def _forget_steps(state: State) -> None:
     """Nothing is in flight any more: nobody waits for late tokens, no step is a baseline, no operation is pending."""
     state.inflight.clear()
     state.pending_ops.clear()
+    state.cache.forget_expected()
     state.last_rows = []
     state.num_carried = 0
     for run in state.running:
@@ -86,13 +86,15 @@ def _renew(state: State, sequence: Sequence) -> None:
     """The same blocks and confirmed positions under a new generation, told to the executor by the next plan."""
     old = sequence.run
     assert old is not None
+    state.cache.publish(old)
     blocks, old.blocks = old.blocks, []
-    confirmed = old.confirmed
     state.end_run(old)
     state.pending_ops.pop()  # the new epoch knows no slot, so there is nothing to retire
     run = state.start_run(sequence, state.free_slots.pop())
     run.blocks = blocks
-    run.planned = run.confirmed = confirmed
+    run.planned = run.confirmed = old.confirmed
+    run.num_cached_blocks = old.num_cached_blocks
+    run.num_published = run.num_expected = old.num_published
     slots = columns.pack([run.slot] * len(blocks))
     state.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(blocks))), columns.pack(blocks)))
 
@@ -106,9 +108,10 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
         ready.card.context_length,
         ready.needs_known_tokens,
     )
-    state.pool = BlockPool(ready.num_blocks, ready.block_size)
+    state.set_pool(ready.num_blocks, ready.block_size)
     state.free_slots = list(range(ready.max_rows, 0, -1))
     for sequence in list(state.waiting):
+        sequence.chain.clear()  # keys are of blocks of the former size
         verdict = judge(state, sequence)
         if verdict is not None:
             state.finish(sequence, now, verdict)

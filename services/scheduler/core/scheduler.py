@@ -109,6 +109,21 @@ class Scheduler:
         """What the text side must hear since the last call, or None."""
         return self.state.outbox.take()
 
+    def tidy(self) -> None:
+        """What can wait until everything is sent: keys of new prompts, publication of blocks filled by decoding."""
+        state = self.state
+        for sequence in state.unhashed:
+            if sequence.finish is None:
+                state.cache.hash_known(sequence)
+        state.unhashed.clear()
+        for run in state.unpublished:
+            state.cache.publish(run)
+        state.unpublished.clear()
+
+    def flush_cache(self) -> None:
+        """Forget every prefix that no running sequence holds."""
+        self.state.cache.flush()
+
     def credit(self, credit: Credit) -> None:
         """A gateway's reader has come so far."""
         self.state.credits.credit(credit.gateway, credit.seq)

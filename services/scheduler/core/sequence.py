@@ -34,11 +34,14 @@ class Sequence:
     __slots__ = (
         "arrival",
         "blame",
+        "cache_root",
+        "chain",
         "finish",
         "key",
         "late",
         "limit",
         "min_length",
+        "num_cached_tokens",
         "num_prompt_tokens",
         "output",
         "priority",
@@ -67,6 +70,9 @@ class Sequence:
         self.min_length = 0  # known tokens below which no stop token counts
         self.limit = 0
         self.seed = 0
+        self.cache_root = b""  # parent of its first block's key
+        self.chain: list[bytes] = []  # keys of its full blocks of known tokens, as far as they were needed
+        self.num_cached_tokens = 0  # of its prompt, found in the prefix cache when it was first admitted
         self.priority = 0
         self.tenant = ""
         self.arrival = 0
@@ -97,7 +103,11 @@ class Run:
         "generation",
         "is_carried",
         "is_live",
+        "is_tainted",
         "last_sampled_step",
+        "num_cached_blocks",
+        "num_expected",
+        "num_published",
         "planned",
         "sequence",
         "slot",
@@ -117,7 +127,11 @@ class Run:
         self.due = 0
         self.is_live = True
         self.is_carried = False
+        self.is_tainted = False  # its KV must not be found by others
         self.last_sampled_step = 0  # 0: this generation has not sampled
+        self.num_cached_blocks = 0  # blocks it found, at the head of its table
+        self.num_published = 0  # blocks whose publication is settled, the found ones included
+        self.num_expected = 0  # blocks that are computed or being computed
 
     @property
     def num_in_flight(self) -> int:

@@ -9,10 +9,10 @@ from collections import deque
 
 from msgspec import Struct
 
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.credit import Credits
 from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.policy import Policy
+from services.scheduler.core.prefix import PrefixCache
 from services.scheduler.core.rate import DrainRate
 from services.scheduler.core.sequence import Request, Run, Sequence
 from services.scheduler.core.step import StepRecord
@@ -33,6 +33,7 @@ class Limits(Struct, frozen=True):
     max_num_seqs: int
     max_waiting: int
     max_unread: int
+    prefix_cache: bool = True
 
 
 class Capacity(Struct, frozen=True):
@@ -53,6 +54,7 @@ class Counters(Struct):
     num_wasted_rows: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class State:
@@ -76,7 +78,9 @@ class State:
         self.drain_rate = DrainRate()
         self.counters = Counters()
         self.capacity: Capacity | None = None
-        self.pool = BlockPool(2, 1)  # replaced by the executor's capacity
+        self.set_pool(2, 1)  # until an executor says what it has
+        self.unhashed: list[Sequence] = []  # new sequences whose keys are computed after the sends
+        self.unpublished: dict[Run, None] = {}  # runs that have filled a block since the last tidying
         self.free_slots: list[int] = []
         self.generation = 0
         self.num_arrivals = 0
@@ -85,6 +89,11 @@ class State:
         self.is_open = False  # the executor has answered this epoch's Hello
         self.is_paused = False
         self.is_draining = False
+
+    def set_pool(self, num_blocks: int, block_size: int) -> None:
+        """An empty pool and an empty prefix cache over it."""
+        self.cache = PrefixCache(num_blocks, block_size, self.limits.prefix_cache)
+        self.pool = self.cache.pool
 
     def has_credit(self, sequence: Sequence) -> bool:
         return not self.credits.is_silent(sequence.key.gateway)
@@ -127,6 +136,8 @@ class State:
         """The one way off the executor: blocks and slot are free at once, since steps run first in, first out."""
         sequence = run.sequence
         self.demote(run)
+        self.cache.leave(run)
+        self.unpublished.pop(run, None)
         run.is_live = False
         sequence.run = None
         del self.running[run]

@@ -96,6 +96,8 @@ class Rig:
         self.now += 1
         invariants.check(self.scheduler.state)
         batch = self.scheduler.take_batch()
+        self.scheduler.tidy()
+        invariants.check(self.scheduler.state)
         if batch is None:
             return
         assert batch.number == self.last_number + 1

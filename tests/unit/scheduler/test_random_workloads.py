@@ -54,6 +54,7 @@ class Workload:
         self.submits: dict[str, Submit] = {}
         self.touched: set[str] = set()  # cancelled, stopped or poisoned: their outputs are a prefix
         self.silent: str | None = None
+        self.stems = [[rng.randint(2, 49) for _ in range(20)] for _ in range(3)]
 
     def run(self, num_events: int) -> None:
         names = [name for name in vars(self.weights) if getattr(self.weights, name)]
@@ -73,7 +74,7 @@ class Workload:
         name = f"r{len(self.submits)}"
         submit = submit_message(
             name,
-            [rng.randint(2, 49) for _ in range(length)],
+            self._prompt(length),
             max_tokens=rng.randint(1, max(1, min(25, positions - length))),
             stop_ids=tuple(rng.sample(range(2, 50), rng.choice([0, 0, 3]))),
             min_tokens=0,
@@ -83,6 +84,12 @@ class Workload:
         )
         self.submits[name] = submit
         assert self.rig.submit(submit) is None
+
+    def _prompt(self, length: int) -> list[int]:
+        """Half of them begin like others."""
+        rng = self.random
+        stem = rng.choice(self.stems)[: rng.choice([0, rng.randint(0, length)])]
+        return stem + [rng.randint(2, 49) for _ in range(length - len(stem))]
 
     def cancel(self) -> None:
         if self.submits:
@@ -153,11 +160,15 @@ class Workload:
 
 @pytest.mark.parametrize(("weights", "first_seed"), [(CALM, 0), (FAULTY, 1000), (SILENT, 2000), (EVERYTHING, 3000)])
 def test_every_request_gets_what_it_would_get_alone(weights: Weights, first_seed: int) -> None:
+    num_cached_tokens = 0
     for seed in range(first_seed, first_seed + NUM_SEEDS):
         try:
-            Workload(seed, weights).run(250)
+            workload = Workload(seed, weights)
+            workload.run(250)
+            num_cached_tokens += workload.rig.scheduler.state.counters.num_cached_tokens
         except Exception as error:
             raise AssertionError(f"workload of seed {seed}") from error
+    assert num_cached_tokens > 0, "no workload ever hit the prefix cache"
 
 
 def test_same_events_give_the_same_plans_byte_for_byte() -> None:
