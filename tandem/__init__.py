@@ -1,1 +1,44 @@
-"""The public face: generated stubs (tandem.v1), Client and AsyncClient, and the `tandem` command."""
+"""The public face of Tandem: Client and AsyncClient, what they return and raise, and the `tandem` command.
+
+    from tandem import Client
+
+    with Client("127.0.0.1:50051") as client:
+        for chunk in client.stream_chat([{"role": "user", "content": "Hello"}]):
+            print(chunk.text, end="")
+
+The generated stubs of the contract are in tandem.v1.
+"""
+
+from tandem.aio import AsyncClient, AsyncStream
+from tandem.client import Client, Stream
+from tandem.errors import TandemError
+from tandem.requests import Options
+from tandem.results import (
+    Candidate,
+    Chunk,
+    Completion,
+    Finish,
+    Generation,
+    Model,
+    Timings,
+    TokenLogprobs,
+    Usage,
+)
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Candidate",
+    "Chunk",
+    "Client",
+    "Completion",
+    "Finish",
+    "Generation",
+    "Model",
+    "Options",
+    "Stream",
+    "TandemError",
+    "Timings",
+    "TokenLogprobs",
+    "Usage",
+]

@@ -1,5 +1,7 @@
 """The detokenizer's process: loads the vocabulary, opens its links, and turns tokens into text until it is stopped."""
 
+import structlog
+
 from services.detokenizer.incremental import Tables
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.streams import Streams
@@ -11,7 +13,7 @@ from services.wire.links import Poller, finish, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.topology import FEEDBACK, TEXT, TOKENS, Topology
 
-# The last words of the last streams lie in the outlets when the loop ends; a gateway that is gone is not waited for.
+# The last words lie in the outlets when the loop ends; a peer that is gone is not waited for any longer.
 FLUSH_S = 1.0
 
 
@@ -29,8 +31,11 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     stop.on_set(poller.waker().wake)
     service = DetokenizerService(streams, tokens, texts, feedback, settings.detokenizer.max_pending)
     heart = Heart([*texts.values(), feedback], links.heartbeat_s)
-    service.run(poller, heart, links, lambda: stop.is_set)
-    finish(FLUSH_S)
+    structlog.get_logger().info("service.ready")
+    try:
+        service.run(poller, heart, links, lambda: stop.is_set)
+    finally:
+        finish(FLUSH_S)
 
 
 def tables_of(tokenizer: Tokenizer) -> Tables:

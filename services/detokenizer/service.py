@@ -67,7 +67,10 @@ class DetokenizerService:
         is_stopped: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Serve until is_stopped and every open stream has ended; raises PeerSilent when the scheduler is gone."""
+        """Serve until is_stopped; raises PeerSilent when the scheduler is gone.
+
+        Streams that are open then are not waited for: the gateway goes first, and has ended its calls by itself.
+        """
         while True:
             self.turn()
             now = clock()
@@ -75,7 +78,7 @@ class DetokenizerService:
             if silent_senders(self._tokens, now, links.death_s):
                 log.error("peer.silent", peer="scheduler")
                 raise PeerSilent(f"the scheduler has been silent for {links.death_s} s")
-            if is_stopped() and self.is_idle:
+            if is_stopped():
                 return
             waiter.wait(RETRY_S if self._has_unsent() else links.heartbeat_s)
 

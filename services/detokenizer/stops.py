@@ -46,8 +46,7 @@ class StopMatcher:
         return self._release(self._held + text, automaton.depths[state])
 
     def flush(self) -> str:
-        """What was held back, when the text ends for another reason."""
-        self._state = _ROOT
+        """What was held back, when the text ends for another reason; nothing may be fed after that."""
         return self._release(self._held, 0)
 
     def _release(self, text: str, num_held: int) -> str:

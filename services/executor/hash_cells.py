@@ -81,8 +81,9 @@ class HashCells:
 
     def _read_back(self, batch: StepBatch, rows: I64) -> U64:
         """[rows] the sum of every digest of each row, the new ones included."""
-        cells = self._digests[batch.block_tables[rows]].reshape(len(rows), -1)
-        exists = np.arange(cells.shape[1]) < batch.kv_lens[rows, None]
+        length = batch.block_tables.shape[1] * self._block_size
+        cells = self._digests[batch.block_tables[rows]].reshape(len(rows), length)
+        exists = np.arange(length) < batch.kv_lens[rows, None]
         totals: U64 = np.where(exists, cells, np.uint64(0)).sum(axis=1, dtype=np.uint64)
         return totals
 

@@ -6,7 +6,9 @@ rows of Q and K for interleaved rotation; they are put back in order for the hal
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,12 +17,14 @@ from torch import Tensor
 
 from services.executor.config import LlamaConfig
 from services.executor.gguf_file import GgufError, GgufFile
-from services.executor.linear import pack
+from services.executor.linear import Linear, pack
 from services.executor.model import Layer, Llama
 from services.executor.rope import make_tables
 
 # Rows dequantized at once: what is read and what is written stay in the processor's cache.
-_CHUNK_ROWS = 1024
+_CHUNK_ROWS = 256
+# Layers read at once; more threads than this wait for one another.
+_MAX_READERS = 4
 
 _EMBEDDING, _HEAD, _ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 
@@ -55,16 +59,19 @@ def load_llama(file: GgufFile, config: LlamaConfig) -> Llama:
     """Raises GgufError when file and config do not fit together to the last tensor."""
     parts = list(_all_parts(file, config))
     _check(file, parts)
-    embedding = _read(file, (_embedding(config),))
-    factors = _read(file, (_rope_factors(config),)) if _ROPE_FACTORS in file.tensors else None
-    return Llama(
-        config=config,
-        embedding=embedding,
-        layers=[_layer(file, _layer_parts(config, index)) for index in range(config.num_layers)],
-        norm=_read(file, (_norm(config),)),
-        head=pack(_read(file, (_head(config),)) if _HEAD in file.tensors else embedding),
-        rope=make_tables(config.rope_base, config.head_dim, config.context_length, factors),
-    )
+    with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
+        ends = readers.submit(_read_ends, file, config)  # the largest tensors go first
+        layers = readers.map(partial(_read_layer, file, config), range(config.num_layers))
+        embedding, head = ends.result()
+        factors = _read(file, (_rope_factors(config),)) if _ROPE_FACTORS in file.tensors else None
+        return Llama(
+            config=config,
+            embedding=embedding,
+            layers=list(layers),
+            norm=_read(file, (_norm(config),)),
+            head=head,
+            rope=make_tables(config.rope_base, config.head_dim, config.context_length, factors),
+        )
 
 
 def count_parameters(file: GgufFile) -> int:
@@ -78,7 +85,14 @@ def half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]
     return rows.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(-1, columns)
 
 
-def _layer(file: GgufFile, parts: LayerParts) -> Layer:
+def _read_ends(file: GgufFile, config: LlamaConfig) -> tuple[Tensor, Linear]:
+    """The embedding and the head, which is the embedding again when the file has no other."""
+    embedding = _read(file, (_embedding(config),))
+    return embedding, pack(_read(file, (_head(config),)) if _HEAD in file.tensors else embedding)
+
+
+def _read_layer(file: GgufFile, config: LlamaConfig, index: int) -> Layer:
+    parts = _layer_parts(config, index)
     return Layer(
         attention_norm=_read(file, parts.attention_norm),
         qkv=pack(_read(file, parts.qkv)),

@@ -35,8 +35,15 @@ class Stop:
     """Whether, and how, this service has been asked to stop. From "drain" it may still turn to "engine_dead"."""
 
     def __init__(self) -> None:
-        self.kind: Kind = ""
+        # Two marks that are only ever set: one signal handler may interrupt another at any point.
+        self._is_draining = False
+        self._is_dead = False
         self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def kind(self) -> Kind:
+        """How the service is to stop; empty as long as it is not."""
+        return "engine_dead" if self._is_dead else "drain" if self._is_draining else ""
 
     @property
     def is_set(self) -> bool:
@@ -51,11 +58,14 @@ class Stop:
 
     def set(self, kind: Literal["drain", "engine_dead"]) -> None:
         """Ask the service to stop; nothing turns "engine_dead" back into "drain"."""
-        if self.kind in (kind, "engine_dead"):
-            return
-        self.kind = kind
-        for callback in self._callbacks:
-            callback()
+        before = self.kind
+        if kind == "drain":
+            self._is_draining = True
+        else:
+            self._is_dead = True
+        if self.kind != before:
+            for callback in self._callbacks:
+                callback()
 
 
 def run(name: str, body: Body) -> NoReturn:
@@ -94,8 +104,13 @@ def _die_with(parent: int) -> None:
 
 
 def _listen(stop: Stop) -> None:
+    terms = 0
+
     def on_term(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set:
+        # Counted, not read off `stop`: of two signals that wait together Python handles SIGUSR1 before SIGTERM.
+        nonlocal terms
+        terms += 1
+        if terms > 1:
             os._exit(128 + signal.SIGTERM)
         stop.set("drain")
 

@@ -6,12 +6,18 @@ arrives as a message. This is the only module that reads os.environ.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Seconds = Annotated[float, Meta(gt=0)]
+Duration = Annotated[float, Meta(ge=0)]  # as Seconds, or in microseconds; 0 is none
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,32}$")]  # becomes part of file names
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -32,22 +38,22 @@ class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     transport: Literal["ipc", "tcp"] = "ipc"
     run_dir: str = ""  # folder of the ipc sockets; made afresh by the supervisor when empty
     host: str = "127.0.0.1"  # tcp only
-    base_port: int = 5700  # tcp only: one port for each link from here on
-    gateways: tuple[str, ...] = ("gateway-0",)
-    heartbeat_s: float = 1.0  # how often each sender shows that it lives
-    death_s: float = 5.0  # silence that counts as a death
-    high_water_mark: int = 4096  # unsent messages an outlet may hold
+    base_port: Annotated[int, Meta(ge=1, le=65535)] = 5700  # tcp only: one port for each link from here on
+    gateways: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("gateway-0",)
+    heartbeat_s: Seconds = 1.0  # how often each sender shows that it lives
+    death_s: Seconds = 5.0  # silence that counts as a death
+    high_water_mark: Positive = 4096  # unsent messages an outlet may hold
 
 
 class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds and policy of the scheduler. Tokens and counts."""
 
-    depth: int = 2  # plans unacknowledged at most: 1 (no overlap), 2 or 3
-    token_budget: int = 512  # most tokens one step computes
-    chunk_size: int = 0  # most tokens of one prefill row; 0 = token_budget
-    max_num_seqs: int = 256  # most sequences running at once
-    max_waiting: int = 1024  # most sequences in the waiting queue
-    max_unread: int = 64  # uncredited TokenBatches to a gateway before its sequences pause
+    depth: Annotated[int, Meta(ge=1, le=3)] = 2  # plans unacknowledged at most: 1 (no overlap), 2 or 3
+    token_budget: Positive = 512  # most tokens one step computes
+    chunk_size: Count = 0  # most tokens of one prefill row; 0 = token_budget
+    max_num_seqs: Positive = 256  # most sequences running at once
+    max_waiting: Count = 1024  # most sequences in the waiting queue
+    max_unread: Positive = 64  # uncredited TokenBatches to a gateway before its sequences pause
 
 
 class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,45 +62,45 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     backend: Literal["torch", "simulated", "echo"] = "torch"
     device: Literal["cpu"] = "cpu"
     dtype: Literal["float32"] = "float32"
-    block_size: int = 16  # positions of a KV block
-    num_blocks: int = 0  # blocks of the pool, the dummy included; 0 = from memory
-    kv_memory_mb: int = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights
-    max_rows: int = 256  # rows of a step, and run slots
-    num_threads: int = 0  # compute threads; 0 = every core
-    vocab_size: int = 49152  # simulated and echo only
-    context_length: int = 8192  # simulated and echo only
-    eos_token_id: int = 2  # simulated and echo only
-    step_fixed_us: float = 0.0  # simulated and echo: duration of a step
-    step_per_token_us: float = 0.0  # simulated and echo
-    step_per_kv_token_us: float = 0.0  # simulated and echo: for each position read back
+    block_size: Positive = 16  # positions of a KV block
+    num_blocks: Count = 0  # blocks of the pool, the dummy included; 0 = from memory
+    kv_memory_mb: Count = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights
+    max_rows: Positive = 256  # rows of a step, and run slots
+    num_threads: Count = 0  # compute threads; 0 = every core
+    vocab_size: Positive = 49152  # simulated and echo only
+    context_length: Positive = 8192  # simulated and echo only
+    eos_token_id: Count = 2  # simulated and echo only
+    step_fixed_us: Duration = 0.0  # simulated and echo: duration of a step
+    step_per_token_us: Duration = 0.0  # simulated and echo
+    step_per_kv_token_us: Duration = 0.0  # simulated and echo: for each position read back
 
 
 class DetokenizerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bounds of the detokenizer."""
 
-    max_pending: int = 256  # TextBatches kept for one gateway whose outlet is full
+    max_pending: Positive = 256  # TextBatches kept for one gateway whose outlet is full
 
 
 class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gRPC front."""
 
-    name: str = "gateway-0"
+    name: Name = "gateway-0"
     listen: str = "127.0.0.1:50051"
-    max_message_bytes: int = 16 * 1024 * 1024  # of one gRPC message, either way
-    max_open_calls: int = 2048  # generation calls open at once
-    max_prompt_bytes: int = 4 * 1024 * 1024  # of prompt text before it is tokenized
-    max_stop_strings: int = 64
-    max_stop_string_chars: int = 1024
-    max_stop_token_ids: int = 1024
-    max_logprobs: int = 20
-    max_n: int = 16
-    max_chat_messages: int = 1024
-    max_tokenizing: int = 256  # texts that wait for the tokenizer's thread
-    max_request_id_chars: int = 128
-    max_tenant_chars: int = 128
-    max_unread_tokens: int = 16384  # of one stream, kept while its client does not read; beyond it the call ends
-    stall_s: float = 30.0  # a reader that takes nothing for so long is ended
-    drain_s: float = 30.0  # how long a stopping server lets open calls finish
+    max_message_bytes: Positive = 16 * 1024 * 1024  # of one gRPC message, either way
+    max_open_calls: Positive = 2048  # generation calls open at once
+    max_prompt_bytes: Positive = 4 * 1024 * 1024  # of prompt text before it is tokenized
+    max_stop_strings: Count = 64
+    max_stop_string_chars: Count = 1024
+    max_stop_token_ids: Count = 1024
+    max_logprobs: Count = 20
+    max_n: Positive = 16
+    max_chat_messages: Positive = 1024
+    max_tokenizing: Positive = 256  # texts that wait for the tokenizer's thread
+    max_request_id_chars: Positive = 128
+    max_tenant_chars: Positive = 128
+    max_unread_tokens: Positive = 16384  # of one stream, kept while its client does not read; beyond it the call ends
+    stall_s: Seconds = 30.0  # a reader that takes nothing for so long is ended
+    drain_s: Duration = 30.0  # how long a stopping server lets open calls finish
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,12 +115,32 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_level: LogLevel = "info"
 
 
-def load(path: Path) -> ServerSettings:
-    """Read a TOML file; raises SettingsError with the name of the key that is wrong."""
+def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> ServerSettings:
+    """Settings from a TOML file, if any, with overrides of the same shape on top.
+
+    Raises SettingsError with the name of the key that is wrong.
+    """
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=ServerSettings)
-    except (OSError, msgspec.DecodeError) as error:
+        sections = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any]) if path else {}
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
         raise SettingsError(f"{path}: {error}") from error
+    for key, value in (overrides or {}).items():
+        below = sections.get(key, {})
+        if not isinstance(value, Mapping):
+            sections[key] = value
+        elif isinstance(below, dict):
+            sections[key] = {**below, **value}
+    try:
+        settings = msgspec.convert(sections, ServerSettings)
+    except msgspec.ValidationError as error:
+        # "what - at `$.section.key`"; the place is what a reader looks for first.
+        what, _, place = str(error).partition(" - at `$.")
+        raise SettingsError(f"{place.rstrip('`')}: {what}" if place else what) from error
+    if settings.links.death_s <= settings.links.heartbeat_s:
+        raise SettingsError("links.death_s: must be longer than links.heartbeat_s")
+    return settings
 
 
 def handed_down(path: Path) -> ServerSettings:

@@ -234,19 +234,15 @@ class TestLoop:
             self.run(100)
         assert 105 < self.clock.now <= 107
 
-    def test_asked_to_stop_it_ends_its_streams_first(self, streams: Streams) -> None:
+    def test_asked_to_stop_it_takes_in_what_has_arrived_and_goes(self, streams: Streams) -> None:
         self.start(streams)
-        self.to_tokens.send(TokenBatch(1, opens=(opened(),)))
-        waits_for_close = iter([False, False, True])
-
-        def wait(timeout_s: float) -> None:
-            self.clock.wait(timeout_s)
-            if next(waits_for_close):
-                self.to_tokens.send(TokenBatch(2, closes=(Close(KEY, FinishReason.CANCELLED),)))
-
-        self.service.run(_Waiter(wait), self.heart, LinkSettings(), lambda: True, self.clock)
+        closed = SequenceKey("gateway-0", "closed", 1, 0)
+        closes = (Close(closed, FinishReason.CANCELLED),)
+        self.to_tokens.send(TokenBatch(1, opens=(opened(), opened(closed)), closes=closes))
+        self.run(0)
         (batch,) = self.text.receive()
-        assert batch.ends[0].reason == FinishReason.CANCELLED and len(self.clock.waits) == 3
+        assert batch.ends[0].reason == FinishReason.CANCELLED
+        assert not self.service.is_idle and self.clock.waits == []
 
     def test_it_tries_again_soon_while_an_outlet_is_full(self, streams: Streams) -> None:
         self.start(streams, high_water_mark=1)
@@ -260,8 +256,8 @@ class TestLoop:
             if len(waits) == 3:
                 self.text.receive()
 
-        self.service.run(_Waiter(wait), self.heart, LinkSettings(), lambda: True, self.clock)
-        assert waits == [RETRY_S] * 3
+        self.service.run(_Waiter(wait), self.heart, LinkSettings(), lambda: len(waits) == 4, self.clock)
+        assert waits == [RETRY_S] * 3 + [1.0]
         assert [batch.number for batch in self.text.receive()] == [2]
 
 

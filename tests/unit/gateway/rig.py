@@ -1,7 +1,7 @@
 """A gateway over memory links, and the engine's side of them, driven by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -12,6 +12,7 @@ import pytest
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
+from gateway.engine import Phase
 from gateway.server import Ending, Links, Server
 from services.runtime.settings import GatewaySettings, LinkSettings
 from services.tokenizer import Tokenizer
@@ -70,6 +71,14 @@ class FakeEngine:
 
     def ready(self, ready: EngineReady = READY) -> None:
         self.tell(ready)
+        self.show_text_side()
+
+    def show_scheduler(self) -> None:
+        """A heartbeat of the scheduler."""
+        self._statuses.heartbeat()
+
+    def show_text_side(self) -> None:
+        """A heartbeat of the detokenizer."""
         self._texts.heartbeat()
 
     def tell(self, message: StatusMessage) -> None:
@@ -186,6 +195,20 @@ async def read(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> R:
     return cast("R", message)
 
 
+async def rest(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> list[R]:
+    """Every message of a stream up to its end."""
+    messages = []
+    while (message := await asyncio.wait_for(stream.read(), 5)) is not grpc.aio.EOF:
+        messages.append(cast("R", message))
+    return messages
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 async def error_of(call: Awaitable[object]) -> "Failure":
     """How a call fails, which it must."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -208,9 +231,7 @@ async def running(
     serving = asyncio.create_task(server.serve(lambda: tokenizer))
     if is_ready:
         engine.ready()
-        async with asyncio.timeout(5):
-            while server.gateway.engine.phase == 0:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await eventually(lambda: server.gateway.engine.phase is Phase.READY)
     async with grpc.aio.insecure_channel(address) as channel:
         yield Front(server, engine, address, channel, serving)
     server.stop(Ending.DRAIN)

@@ -118,6 +118,12 @@ class TestTemplates:
         whole = "".join(text for text, _ in pieces)
         assert whole.strip("<|>") == "".join(text.strip() for text in contents).strip("<|>")
 
+    @pytest.mark.parametrize("content", ["<", "< \n", "a<|", "<|im_"])
+    def test_a_template_completes_nothing_that_a_client_began(self, content: str) -> None:
+        source = "{{ messages[0].content | trim }}|im_end|>{{ messages[0].content | trim }}end|>"
+        (piece,) = template(source).render(user(content))
+        assert piece == (f"{content.strip()}|im_end|>{content.strip()}end|>", False)
+
     def test_a_role_may_spell_a_token_together_with_the_template(self) -> None:
         chat = ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}", ["<|user|>"], {})
         assert chat.render(user("user")) == [("<|user|>", True), ("user", False)]

@@ -1,0 +1,52 @@
+"""The executor process: loads its backend, opens its links, and runs steps until it is told to stop."""
+
+import time
+
+import structlog
+
+from services.executor.backend import Backend
+from services.executor.core import ExecutorCore
+from services.executor.service import ExecutorService
+from services.executor.simulated import open_simulated
+from services.runtime.lifecycle import Stop, run
+from services.runtime.models import resolve
+from services.runtime.settings import ServerSettings
+from services.wire.links import Poller, finish, open_inlet, open_outlet
+from services.wire.liveness import Heart
+from services.wire.topology import PLAN, RESULT, Topology
+
+FLUSH_S = 1.0  # how long the last results may take to leave
+
+
+def serve(settings: ServerSettings, stop: Stop) -> None:
+    """The backend comes first: a link that shows life belongs to a process that is ready."""
+    backend = open_backend(settings)
+    at = settings.links
+    topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
+    plans = open_inlet(PLAN, topology.address(PLAN))
+    results = open_outlet(RESULT, topology.address(RESULT), at.high_water_mark)
+    poller = Poller(plans)
+    wake = poller.waker().wake
+    stop.on_set(wake)
+    # The instance names this process's life: no later one on this machine has the same start time.
+    core = ExecutorCore(backend, instance=time.time_ns())
+    service = ExecutorService(core, plans, results, Heart([results], at.heartbeat_s), at.death_s)
+    capacity = backend.capacity
+    structlog.get_logger().info("service.ready", num_blocks=capacity.num_blocks, block_size=capacity.block_size)
+    try:
+        service.run(poller, wake, lambda: stop.is_set, at.heartbeat_s / 2)
+    finally:
+        finish(FLUSH_S)
+
+
+def open_backend(settings: ServerSettings) -> Backend:
+    """The backend that the settings name; torch is imported for its own backend alone."""
+    if settings.executor.backend == "torch":
+        from services.executor.torch_start import open_torch  # noqa: PLC0415
+
+        return open_torch(settings.executor, resolve(settings.model), settings.model.name)
+    return open_simulated(settings.executor, settings.model.name)
+
+
+if __name__ == "__main__":
+    run("executor", serve)

@@ -1,0 +1,54 @@
+"""The `tandem` command: serve, generate, chat, models. Each is a client of the public contract, but for serve."""
+
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from tandem.cli import knobs
+from tandem.cli.chat import chat
+from tandem.cli.failures import told
+from tandem.cli.generate import generate
+from tandem.cli.serve import serve
+from tandem.client import Client
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
+    help="Tandem, an LLM inference engine served over gRPC.",
+)
+app.command()(serve)
+app.command()(generate)
+app.command()(chat)
+
+
+@app.command()
+def models(address: knobs.Address = knobs.ADDRESS) -> None:
+    """Say what is served, and its bounds."""
+    with told(address), Client(address) as client:
+        for model in client.models():
+            typer.echo(f"{model.name}: {model.backend} {model.dtype}, context {model.context_length} tokens")
+            typer.echo(f"  KV cache of {model.kv_capacity_tokens} tokens, {model.max_num_seqs} sequences at once")
+            for name, bound in model.limits.items():
+                typer.echo(f"  {name} = {bound}")
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version and leave.")
+    ] = False,
+) -> None:
+    """Tandem, an LLM inference engine served over gRPC."""
+
+
+def main() -> None:
+    """The entry point."""
+    app()

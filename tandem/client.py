@@ -1,0 +1,161 @@
+"""Client: Tandem from synchronous code. Its twin is aio.py; what they share stands in requests, results and errors.
+
+A Client owns one channel, which threads may share. A stream is an iterator that must be read to its end or closed; a
+closed or forgotten one is cancelled, and then the server stops working for it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, Unpack
+
+import grpc
+from google.protobuf.message import Message
+
+from tandem import errors, requests
+from tandem.requests import Method, Options
+from tandem.results import Chunk, Generation, Model
+from tandem.v1 import models_pb2
+
+Reply = TypeVar("Reply", bound=Message)
+ReplyOut = TypeVar("ReplyOut", bound=Message, covariant=True)
+Result = TypeVar("Result")
+
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A server that is gone without a word is noticed during a long generation.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+# How often a server that is not ready yet is asked again.
+POLL_S = 0.1
+
+
+class _Call(Protocol[ReplyOut]):
+    """What a streaming call of gRPC's is, as far as it is used here."""
+
+    def __iter__(self) -> Iterator[ReplyOut]: ...
+
+    def cancel(self) -> object: ...
+
+
+class Stream(Generic[Result]):
+    """The results of a streaming call, one by one. Raises TandemError where the call fails."""
+
+    def __init__(self, call: "_Call[Reply]", method: Method[Reply, Result]) -> None:
+        self._call = call
+        self._results = map(method.read, call)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Result:
+        try:
+            return next(self._results)
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+
+    def close(self) -> None:
+        """Stop the call, if it has not ended. Idempotent."""
+        self._call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # gRPC itself never ends a call that nobody holds any more.
+        self.close()
+
+
+class Client:
+    """Calls to one Tandem server. timeout_s: seconds; None waits for ever."""
+
+    def __init__(self, address: str = DEFAULT_ADDRESS, credentials: grpc.ChannelCredentials | None = None) -> None:
+        self._channel = (
+            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+        )
+
+    def generate(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Generation:
+        """Complete a text, or token ids."""
+        return self._unary(requests.GENERATE, requests.generate_request(prompt, options), timeout_s)
+
+    def stream_generate(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Stream[Chunk]:
+        """Complete a text, or token ids, piece by piece."""
+        return self._stream(requests.STREAM_GENERATE, requests.generate_request(prompt, options), timeout_s)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Generation:
+        """Answer a conversation: mappings with "role" (system, user, assistant) and "content"."""
+        return self._unary(requests.CHAT, requests.chat_request(messages, options), timeout_s)
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, str]], *, timeout_s: float | None = None, **options: Unpack[Options]
+    ) -> Stream[Chunk]:
+        """Answer a conversation piece by piece."""
+        return self._stream(requests.STREAM_CHAT, requests.chat_request(messages, options), timeout_s)
+
+    def tokenize(self, text: str, *, parse_special: bool | None = None, timeout_s: float | None = None) -> list[int]:
+        """The token ids of a text."""
+        return self._unary(requests.TOKENIZE, requests.tokenize_request(text, parse_special, None), timeout_s)
+
+    def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool | None = None, timeout_s: float | None = None
+    ) -> str:
+        """The text of token ids."""
+        request = requests.detokenize_request(token_ids, skip_special_tokens, None)
+        return self._unary(requests.DETOKENIZE, request, timeout_s)
+
+    def models(self, *, timeout_s: float | None = None) -> list[Model]:
+        """Every model that is served."""
+        return self._unary(requests.LIST_MODELS, models_pb2.ListModelsRequest(), timeout_s)
+
+    def model(self, name: str | None = None, *, timeout_s: float | None = None) -> Model:
+        """One model, by name, or the one that is served."""
+        return self._unary(requests.GET_MODEL, models_pb2.GetModelRequest(name=name), timeout_s)
+
+    def wait_until_ready(self, timeout_s: float) -> Model:
+        """Wait for a server that starts; raises the last Unavailable when it takes longer than timeout_s."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.model(timeout_s=max(deadline - time.monotonic(), POLL_S))
+            except errors.Unavailable:
+                if time.monotonic() + POLL_S > deadline:
+                    raise
+                time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Close the channel and cancel what is open on it. Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _unary(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
+        call = self._channel.unary_unary(method.path, type(request).SerializeToString, method.reply.FromString)
+        try:
+            return method.read(call(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise errors.from_rpc(error) from error
+
+    def _stream(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Stream[Result]:
+        call = self._channel.unary_stream(method.path, type(request).SerializeToString, method.reply.FromString)
+        return Stream(call(request, timeout=timeout_s), method)

@@ -1,0 +1,32 @@
+"""One compute thread for every test: results do not depend on the machine, and tests do not fight for cores."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.executor import gguf_file
+from services.executor.gguf_file import GgufFile
+from services.runtime.models import resolve
+from services.runtime.settings import ModelSettings
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """The embedded default model."""
+    return resolve(ModelSettings())
+
+
+@pytest.fixture(scope="session")
+def default_file(default_model: Path) -> GgufFile:
+    """Its file, mapped."""
+    return gguf_file.read(default_model)

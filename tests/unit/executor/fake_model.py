@@ -1,0 +1,37 @@
+"""A model whose logits are given: what follows a token at a position is told by a function."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from services.executor.attention import Attention, ReferenceAttention, ReferencePlan
+from services.executor.kv_cache import KvCache
+from services.executor.model import StepInputs
+from services.executor.runner import TorchBackend
+from tests.unit.executor.rig import small_capacity
+
+P = TypeVar("P")
+
+
+class FakeModel:
+    """Its hidden state is (token, position); `logits_of` turns one of them into logits [vocab]."""
+
+    def __init__(self, logits_of: Callable[[int, int], Tensor]) -> None:
+        self._logits_of = logits_of
+
+    def forward(self, inputs: StepInputs[P], kv: KvCache, attention: Attention[P]) -> Tensor:
+        return torch.stack((inputs.token_ids, inputs.position_ids), dim=1).float()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return torch.stack([self._logits_of(int(token), int(position)) for token, position in hidden.tolist()])
+
+
+def fake_backend(
+    logits_of: Callable[[int, int], Tensor], vocab_size: int, num_blocks: int = 64
+) -> TorchBackend[ReferencePlan]:
+    """A torch backend around a FakeModel, in debug mode."""
+    capacity = small_capacity(vocab_size, num_blocks)
+    kv = KvCache(capacity, num_layers=1, num_kv_heads=1, head_dim=2)
+    return TorchBackend(FakeModel(logits_of), capacity, kv, ReferenceAttention(), is_debug=True)
