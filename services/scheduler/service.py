@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from services.runtime.settings import SchedulerSettings
+from services.scheduler.core.policy import FAIR, FCFS, STATIC, Policy, priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.state import Limits
 from services.wire.link import Inlet, LinkFull, Outlet
@@ -66,14 +67,32 @@ def limits_from(settings: SchedulerSettings) -> Limits:
         max_waiting=settings.max_waiting,
         max_unread=settings.max_unread,
         prefix_cache=settings.prefix_cache,
+        preemption=settings.preemption,
+        victim=settings.victim,
+        forecast=settings.forecast,
+        prefill_quantum=settings.prefill_quantum,
+        inter_token_us=round(settings.inter_token_ms * 1000),
     )
+
+
+def policy_from(settings: SchedulerSettings) -> Policy:
+    """The order of service."""
+    match settings.policy:
+        case "fcfs":
+            return FCFS
+        case "priority":
+            return priority(round(settings.aging_s * 1e9))
+        case "fair":
+            return FAIR
+        case "static":
+            return STATIC
 
 
 class SchedulerService:
     """Drive with `turn`; `clock` gives CLOCK_MONOTONIC nanoseconds."""
 
     def __init__(self, settings: SchedulerSettings, links: SchedulerLinks, clock: Callable[[], int]) -> None:
-        self.core = Scheduler(limits_from(settings))
+        self.core = Scheduler(limits_from(settings), policy_from(settings))
         self._links = links
         self._clock = clock
         self._log = structlog.get_logger()

@@ -9,6 +9,7 @@ from array import array
 
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import LENGTH, STOP, State
+from services.scheduler.core.swap import absorb_copies
 from services.wire import columns
 from services.wire.messages import FailedRow, FinishReason, Logprobs, StepResult
 
@@ -17,6 +18,9 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     """Take in a good result of the oldest unacknowledged step."""
     record = state.inflight.popleft()
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
+    if result.copies_done:
+        absorb_copies(state, result.copies_done, now)
+    state.finished_steps.append((record.size, result.t_done - result.t_launched))
     tokens = columns.unpack(result.tokens)
     rows = record.rows
     runs = record.samplers(frozenset([failure.row for failure in result.failed_rows]))

@@ -16,7 +16,8 @@ def check(state: State) -> None:
 def _check_places(state: State) -> None:
     """Every open sequence waits or runs, never both; every slot is free or held by one run."""
     waiting = list(state.waiting)
-    assert waiting == sorted(waiting, key=state.order), "the queue is out of order"
+    in_order = sorted(waiting, key=state.policy.precedence)
+    assert list(state.waiting.candidates()) == in_order, "the queue is out of order"
     held = {run.sequence: run for run in state.running}
     for sequence in waiting:
         assert sequence.run is None and sequence.finish is None and sequence not in held

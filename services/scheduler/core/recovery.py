@@ -10,8 +10,8 @@ from services.scheduler.core.admission import judge
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import Capacity, State
 from services.scheduler.core.step import StepRecord
-from services.wire import columns
-from services.wire.messages import AppendBlocks, FailureReason, FinishReason, Hello, Ready
+from services.scheduler.core.swap import forget_copies
+from services.wire.messages import FailureReason, FinishReason, Hello, Ready
 
 BLAME_FATAL = 3  # failed steps in a row that end a sequence
 
@@ -34,6 +34,7 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     assert record.step == step, f"failure of step {step} where {record.step} was due"
     _blame(state, [record], detail, now)
     _forget_steps(state)
+    forget_copies(state)
     for run in list(state.running):
         _renew(state, run.sequence)
     return _next_epoch(state)
@@ -45,9 +46,12 @@ def lose_executor(state: State, instance: int, now: int) -> None:
         return
     _blame(state, list(state.inflight), "the executor died", now)
     _forget_steps(state)
+    forget_copies(state)
     for run in list(state.running):
         state.preempt(run)
         run.sequence.late = 0
+    for sequence in state.waiting:
+        sequence.swapped = None
     state.pending_ops.clear()  # nobody is left to retire the slots
     state.instance = 0
     state.is_open = False
@@ -74,10 +78,9 @@ def _forget_steps(state: State) -> None:
     state.inflight.clear()
     state.pending_ops.clear()
     state.cache.forget_expected()
-    state.last_rows = []
-    state.num_carried = 0
     for run in state.running:
-        run.is_carried = False
+        state.demote(run)
+    state.last_rows = []
     for sequence in state.waiting:
         sequence.late = 0
 
@@ -95,8 +98,7 @@ def _renew(state: State, sequence: Sequence) -> None:
     run.planned = run.confirmed = old.confirmed
     run.num_cached_blocks = old.num_cached_blocks
     run.num_published = run.num_expected = old.num_published
-    slots = columns.pack([run.slot] * len(blocks))
-    state.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(blocks))), columns.pack(blocks)))
+    state.tell_table(run)
 
 
 def _adopt(state: State, ready: Ready, now: int) -> None:
@@ -110,6 +112,7 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
     )
     state.set_pool(ready.num_blocks, ready.block_size)
     state.free_slots = list(range(ready.max_rows, 0, -1))
+    state.host_blocks = list(range(ready.num_host_blocks))
     for sequence in list(state.waiting):
         sequence.chain.clear()  # keys are of blocks of the former size
         verdict = judge(state, sequence)
