@@ -59,6 +59,7 @@ def fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run]
 def grant(state: State, draft: Draft, run: Run, count: int) -> None:
     """Blocks for `count` more tokens, and a row for them."""
     pool = state.pool
+    draft.granted[run] = None
     num_needed = pool.blocks_for(run.planned + count) - len(run.blocks)
     if num_needed > 0:
         draft.append_blocks(run, pool.allocate(num_needed))

@@ -35,6 +35,8 @@ def _check_places(state: State) -> None:
 def _check_blocks(state: State) -> None:
     """Counts are those of the live block tables; what is published is full, confirmed and never written again."""
     tables = Counter(block for run in state.running for block in run.blocks)
+    tables.update(block for copy in state.copies.values() if copy.run is None for block in copy.device_blocks)
+    _check_host_blocks(state)
     assert tables == state.pool.holders(), "a block is lost or leaked, or shared by others than are counted"
     assert 0 not in tables
     assert state.pool.num_free + len(tables) == state.pool.num_total
@@ -48,6 +50,19 @@ def _check_blocks(state: State) -> None:
             assert content is None or content.tokens == run.tokens[index * size : (index + 1) * size].tobytes()
         writable = run.blocks[run.confirmed // state.pool.block_size :]
         assert not any(block in contents for block in writable), "a published block may be written"
+
+
+def _check_host_blocks(state: State) -> None:
+    """Every host block is free, holds a swapped sequence's KV, or is part of a copy."""
+    if state.capacity is None:
+        return
+    blocks = list(state.host_blocks)
+    for sequence in state.waiting:
+        if sequence.swapped is not None and sequence.swapped.is_there:
+            blocks += sequence.swapped.host_blocks
+    for copy in state.copies.values():
+        blocks += copy.host_blocks
+    assert sorted(blocks) == list(range(state.capacity.num_host_blocks)), "a host block is lost or shared"
 
 
 def _check_counters(state: State) -> None:
@@ -70,8 +85,10 @@ def _check_rows(state: State) -> None:
     assert state.num_carried == sum(run.is_carried for run in state.last_rows)
     assert all(run in state.running for run in state.claims)
     for run in state.running:
+        is_waiting_for_copy = run.copy is not None
         is_claiming = run in state.claims
-        assert run.is_carried + is_claiming + (run.is_exhausted and not run.is_carried) == 1, "a run goes nowhere"
+        is_ending = run.is_exhausted and not run.is_carried
+        assert run.is_carried + is_claiming + is_ending + is_waiting_for_copy == 1, "a run goes nowhere"
         if run.is_carried:
             assert run in state.last_rows and run.planned < run.due
     if state.inflight:

@@ -33,7 +33,7 @@ def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
         num_needed = _num_new_blocks(state, sequence, found, count)
         has_room = len(state.running) < max_running and num_needed <= state.pool.num_free
         if not has_room or not has_future(state, sequence, len(found)):
-            return _displace(state, sequence, num_needed, now)
+            return _displace(state, draft, sequence, num_needed, now)
         if sequence.swapped is not None:
             swap_in(state, sequence, now)
         else:
@@ -71,7 +71,7 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
     return run
 
 
-def _displace(state: State, sequence: Sequence, num_needed: int, now: int) -> bool:
+def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int, now: int) -> bool:
     """Take from those that must give way, if that makes room at all."""
     pool = state.pool
     if is_copying_out(state):
@@ -79,7 +79,9 @@ def _displace(state: State, sequence: Sequence, num_needed: int, now: int) -> bo
     yielding = [
         run
         for run in state.running
-        if run.copy is None and (not state.has_credit(run.sequence) or state.policy.displaces(sequence, run.sequence))
+        if run.copy is None
+        and run not in draft.granted
+        and (not state.has_credit(run.sequence) or state.policy.displaces(sequence, run.sequence))
     ]
     num_gained = sum(pool.num_reclaimable(run.blocks) for run in yielding)
     if not yielding or pool.num_free + num_gained < num_needed:

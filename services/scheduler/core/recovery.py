@@ -33,8 +33,8 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     record = state.inflight[0]
     assert record.step == step, f"failure of step {step} where {record.step} was due"
     _blame(state, [record], detail, now)
-    _forget_steps(state)
     forget_copies(state)
+    _forget_steps(state)
     for run in list(state.running):
         _renew(state, run.sequence)
     return _next_epoch(state)
@@ -45,8 +45,8 @@ def lose_executor(state: State, instance: int, now: int) -> None:
     if instance != state.instance or instance == 0:
         return
     _blame(state, list(state.inflight), "the executor died", now)
-    _forget_steps(state)
     forget_copies(state)
+    _forget_steps(state)
     for run in list(state.running):
         state.preempt(run)
         run.sequence.late = 0
@@ -107,6 +107,7 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
         ready.num_blocks,
         ready.block_size,
         ready.max_rows,
+        ready.num_host_blocks,
         ready.card.context_length,
         ready.needs_known_tokens,
     )

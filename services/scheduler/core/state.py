@@ -52,6 +52,7 @@ class Capacity(Struct, frozen=True):
     num_blocks: int
     block_size: int
     max_rows: int
+    num_host_blocks: int
     context_length: int
     needs_known_tokens: bool
 

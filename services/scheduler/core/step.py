@@ -43,6 +43,7 @@ class Draft:
         self.step = step
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
+        self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
         self._append_slots: list[int] = []
         self._append_starts: list[int] = []
         self._append_blocks: list[int] = []
