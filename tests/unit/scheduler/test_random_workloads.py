@@ -26,7 +26,7 @@ class Weights:
     silence: float = 0
 
 
-NUM_SEEDS = 20
+NUM_SEEDS = 8
 CALM = Weights()
 FAULTY = Weights(fail=0.15, kill=0.06, poison=0.1)
 SILENT = Weights(silence=0.5)
