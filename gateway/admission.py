@@ -6,12 +6,23 @@ tokens and the gateway's bounds; knows no call, no link, no clock. Invariant: a 
 that services/wire/messages states.
 """
 
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.errors import CallError, Violation, invalid
-from gateway.fields import ABOVE_ZERO_TO_ONE, ZERO_TO_ONE, Fields, Range, at_least, between, refuse_if_any, shown
+from gateway.fields import (
+    ABOVE_ZERO_TO_ONE,
+    ANY_COUNT,
+    AT_LEAST_ONE,
+    ZERO_TO_ONE,
+    Fields,
+    Range,
+    between,
+    refuse_if_any,
+    shown,
+)
 from services.runtime.settings import GatewaySettings
 from services.wire import columns
 from services.wire.messages import Identity, ModelCard, Output, Sampling, Stopping, Submit
@@ -25,7 +36,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 MIN_NORMAL_FLOAT32 = 1.1754943508222875e-38
 TEMPERATURE = Range(0.0, MAX_FLOAT32, f">= 0 and <= {MAX_FLOAT32:.4g}")
 DEFAULT_TEMPERATURE = 1.0
-TOP_K_OFF = -1
+TOP_K = Range(-1, math.inf, ">= -1")
 # Seeds made here stay exact in clients whose numbers are doubles.
 SEED_BITS = 53
 
@@ -60,6 +71,8 @@ class Admission:
         self._special_id = special_id
         self._settings = settings
         self._mint_seed = mint_seed
+        self._num_sequences = between(1, settings.max_n)
+        self._num_logprobs = between(0, min(settings.max_logprobs, card.vocab_size))
 
     def check_model(self, name: str) -> None:
         """Raise MODEL_NOT_FOUND unless the name is empty or the served model's."""
@@ -76,10 +89,10 @@ class Admission:
         violations: list[Violation] = []
         call = Fields(request, "", violations)
         sampling = Fields(request.sampling, "sampling", violations)
-        seed = sampling.integer("seed", at_least(0))
+        seed = sampling.integer("seed", ANY_COUNT)
         stopping, stop_texts = self._stopping(request.stopping, violations)
         answer = Fields(request.output, "output", violations)
-        num_logprobs = answer.integer("logprobs", between(0, min(self._settings.max_logprobs, self._card.vocab_size)))
+        num_logprobs = answer.integer("logprobs", self._num_logprobs)
         terms = Terms(
             request_id=self._request_id(request.request_id, call),
             sampling=self._sampling(sampling, stopping, num_logprobs),
@@ -88,7 +101,7 @@ class Admission:
                 skip_special_tokens=answer.flag("skip_special_tokens", True), logprobs=num_logprobs is not None
             ),
             seed=self._mint_seed() if seed is None else seed,
-            n=sampling.integer("n", between(1, self._settings.max_n)) or 1,
+            n=sampling.integer("n", self._num_sequences) or 1,
             priority=request.priority,
             tenant=call.string("tenant", self._settings.max_tenant_chars),
             returns_token_ids=answer.flag("return_token_ids", False),
@@ -131,7 +144,7 @@ class Admission:
 
     def _sampling(self, fields: Fields, stopping: Stopping, num_logprobs: int | None) -> Sampling:
         temperature = fields.real("temperature", DEFAULT_TEMPERATURE, TEMPERATURE)
-        top_k = fields.integer("top_k", at_least(TOP_K_OFF)) or 0
+        top_k = fields.integer("top_k", TOP_K) or 0
         return Sampling(
             temperature=temperature if temperature >= MIN_NORMAL_FLOAT32 else 0.0,
             top_k=top_k if 0 < top_k < self._card.vocab_size else 0,
@@ -146,8 +159,8 @@ class Admission:
         self, message: common_pb2.Stopping, violations: list[Violation]
     ) -> tuple[Stopping, Mapping[int, str]]:
         fields = Fields(message, "stopping", violations)
-        max_tokens = fields.integer("max_tokens", at_least(1))
-        min_tokens = fields.integer("min_tokens", at_least(0)) or 0
+        max_tokens = fields.integer("max_tokens", AT_LEAST_ONE)
+        min_tokens = fields.integer("min_tokens", ANY_COUNT) or 0
         if max_tokens is not None and min_tokens > max_tokens:
             fields.wrong("min_tokens", f"must be <= max_tokens, is {min_tokens} > {max_tokens}")
         stop_ids: list[int] = []

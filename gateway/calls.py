@@ -5,6 +5,8 @@ use of an id reaches nobody. Knows no link and no gRPC; time comes in as an argu
 calls; a request id names at most one open call; incarnations only rise, and none is used twice.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 
@@ -29,6 +31,7 @@ class Call:
     num_prompt_tokens: int = 0
     num_received_tokens: int = 0
     ends: dict[int, TextEnd] = field(default_factory=dict)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
     abort: Callable[[CallError], Coroutine[None, None, None]] | None = None  # ends it although a write is stuck
 
     @property
@@ -87,6 +90,14 @@ class Calls:
         """Forget a call; whatever comes for it from now on is dropped. Idempotent."""
         if self._open.get(call.identity.request) is call:
             del self._open[call.identity.request]
+        call.closed.set()
+
+    async def wait_for_id(self, request_id: str, at_most_s: float) -> None:
+        """Until no open call has this id, or at_most_s has passed."""
+        call = self._open.get(request_id)
+        if call is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(call.closed.wait(), at_most_s)
 
     def deliver(self, batch: TextBatch, now: float) -> list[Call]:
         """Hand each delta and each end to its call; those of closed calls are dropped. Returns who reads too slowly."""

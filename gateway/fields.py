@@ -33,16 +33,13 @@ class Range:
 
 ABOVE_ZERO_TO_ONE = Range(math.ulp(0.0), 1.0, "> 0 and <= 1")
 ZERO_TO_ONE = Range(0.0, 1.0, ">= 0 and <= 1")
+ANY_COUNT = Range(0, math.inf, ">= 0")
+AT_LEAST_ONE = Range(1, math.inf, ">= 1")
 
 
 def between(low: int, high: int) -> Range:
     """Whole numbers from low to high."""
     return Range(low, high, f">= {low} and <= {high}")
-
-
-def at_least(low: int) -> Range:
-    """Whole numbers from low on."""
-    return Range(low, math.inf, f">= {low}")
 
 
 class Fields:

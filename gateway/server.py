@@ -45,6 +45,8 @@ SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 
 # Two tokenizer threads, so that one long text does not hold up the others; more would take cores from the engine.
 TOKENIZER_THREADS = 2
+# Calls that may wait for the event loop to look at them, which then takes or refuses each.
+MAX_PENDING_CALLS = 16384
 # How often the clock is looked at: to become ready, and afterwards.
 STARTING_TICK_S = 0.02
 TICK_S = 0.25
@@ -156,7 +158,7 @@ class Server:
             if self._links.texts.last_heard():
                 self.gateway.engine.text_heard()
             # A process that itself slept must first listen, and may not call its peers silent.
-            if now - then < pause + self._timing.death_s / 2:
+            if now - then < pause + self._timing.death_s / 2 and self.gateway.engine.phase is not Phase.DEAD:
                 self._check_peers(now)
             self.gateway.tick(now)
             then = now
@@ -205,8 +207,13 @@ class Server:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        if error is not None and not self._over.done():
+        if error is None:
+            return
+        if self._over.done():
+            log.error("gateway.failed_while_ending", error=f"{type(error).__name__}: {error}")
+        else:
             self._over.set_exception(error)
+        self.gateway.engine.die("the gateway failed")
 
 
 def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
@@ -215,6 +222,9 @@ def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
+        # By default core resets calls at random, without a word, once a thousand wait for the event loop.
+        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
         # Clients may ping as they like; dead ones are found by our own pings.
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),

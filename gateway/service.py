@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
 
+import msgspec
 import structlog
 
 from gateway.admission import Terms
@@ -122,6 +123,7 @@ class Gateway:
                     self.engine.executor_ready(message)
                 case Load():
                     self.engine.load = message
+                    log.debug("engine.load", **msgspec.structs.asdict(message))
                 case Draining():
                     self.engine.drain()
                 case EngineDead():

@@ -26,6 +26,9 @@ from gateway.service import Gateway
 R = TypeVar("R", bound=Request)
 Context = grpc.aio.ServicerContext[bytes, Message]
 
+# How much later than a new call the end of an older one may be heard of.
+CANCEL_LAG_S = 0.1
+
 
 @dataclass(frozen=True)
 class Streams(Generic[R]):
@@ -37,7 +40,7 @@ class Streams(Generic[R]):
 
     async def unary(self, request: R, context: Context) -> Message:
         """One answer, when every sequence has ended."""
-        terms = self.gateway.engine.served().admission.terms(request)
+        terms = await self._terms(request)
         with self.gateway.call(terms, is_stream=False) as call:
             await self._submit(call, terms, request, context)
             pieces = await call.mailbox.take()
@@ -48,11 +51,17 @@ class Streams(Generic[R]):
 
     async def stream(self, request: R, context: Context) -> None:
         """Answers as they come."""
-        terms = self.gateway.engine.served().admission.terms(request)
+        terms = await self._terms(request)
         with self.gateway.call(terms, is_stream=True) as call:
             call.abort = partial(_abort, context)
             await self._submit(call, terms, request, context)
             await self._write_all(call, self.shape(terms), context)
+
+    async def _terms(self, request: R) -> Terms:
+        terms = self.gateway.engine.served().admission.terms(request)
+        # A client may cancel a call and use its id again at once, and gRPC may tell of the new call first.
+        await self.gateway.calls.wait_for_id(terms.request_id, CANCEL_LAG_S)
+        return terms
 
     async def _submit(self, call: Call, terms: Terms, request: R, context: Context) -> None:
         tokens = await self.encode(self.gateway.engine.served().prompts, request)

@@ -28,6 +28,7 @@ class AsyncStream(Generic[Result]):
         self._call = call
         self._read: Callable[[Any], Result] = method.read
         self._loop = asyncio.get_running_loop()
+        self._is_closed = False
 
     def __aiter__(self) -> Self:
         return self
@@ -37,12 +38,18 @@ class AsyncStream(Generic[Result]):
             reply = await self._call.read()
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
+        except asyncio.CancelledError:
+            # gRPC says it in the same words whether the call was cancelled or the task that reads.
+            if self._is_closed:
+                raise errors.closed() from None
+            raise
         if reply is grpc.aio.EOF:
             raise StopAsyncIteration
         return self._read(reply)
 
     def close(self) -> None:
         """Stop the call, if it has not ended. Idempotent."""
+        self._is_closed = True
         self._call.cancel()
 
     async def __aenter__(self) -> Self:

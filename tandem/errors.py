@@ -225,6 +225,11 @@ def invalid_field(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(details)
 
 
+def closed() -> Cancelled:
+    """The exception for reading on from a stream that was closed here."""
+    return Cancelled(Details("the stream was closed", grpc.StatusCode.CANCELLED, "CANCELLED"))
+
+
 def _details(error: grpc.RpcError) -> Details:
     # A failed call of a synchronous channel and an AioRpcError answer to the same three questions.
     code, message = error.code(), error.details()

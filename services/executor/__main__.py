@@ -1,5 +1,6 @@
 """The executor process: loads its backend, opens its links, and runs steps until it is told to stop."""
 
+import os
 import time
 
 import structlog
@@ -42,6 +43,9 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
 def open_backend(settings: ServerSettings) -> Backend:
     """The backend that the settings name; torch is imported for its own backend alone."""
     if settings.executor.backend == "torch":
+        # OpenMP's threads wait for one another by spinning. This server's other processes need the same cores: a
+        # spinning thread then holds up the one it waits for, and a step takes many times as long. Read at import.
+        os.putenv("OMP_WAIT_POLICY", "PASSIVE")
         from services.executor.torch_start import open_torch  # noqa: PLC0415
 
         return open_torch(settings.executor, resolve(settings.model), settings.model.name)

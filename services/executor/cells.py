@@ -16,7 +16,7 @@ from services.executor.batch import I32, I64, StepBatch
 from services.executor.slots import read_column
 from services.wire.messages import CopyBlocks, CopyDirection, SlotInit
 
-Pool = NDArray[np.generic]  # [blocks, block_size]
+Pool = NDArray[np.generic]  # [blocks, ...]
 
 
 class Cells(Protocol):

@@ -200,8 +200,8 @@ class ExecutorCore:
     def __init__(self, backend: Backend, instance: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
         self._engine = Engine(backend, instance, now_ns)
-        self.prepare = Intake(backend.capacity).prepare
-        self.execute = self._engine.execute
+        self.prepare: Callable[[PlanMessage, int], Work | None] = Intake(backend.capacity).prepare
+        self.execute: Callable[[Work], ResultMessage] = self._engine.execute
 
     def opening(self) -> Ready:
         """What an executor says first, before any Hello."""

@@ -45,13 +45,16 @@ class HashCells:
         self._eos = eos
         self._chains = np.zeros(shape, np.uint64)
         self._digests = np.zeros(shape, np.uint64)
-        self._host = np.zeros(host_shape, np.uint64), np.zeros(host_shape, np.uint64)
+        # The sum over each whole block, so that a long row is read back block by block.
+        self._block_digests = np.zeros(capacity.num_blocks, np.uint64)
+        self._host = tuple(np.zeros(size, np.uint64) for size in (host_shape, host_shape, host_shape[0]))
         self._seeds = np.zeros(capacity.max_rows + 1, np.uint64)
 
     @property
     def pools(self) -> tuple[tuple[Pool, Pool], ...]:
         """(device, host) for each array of cells."""
-        return (self._chains, self._host[0]), (self._digests, self._host[1])
+        device = self._chains, self._digests, self._block_digests
+        return tuple(zip(device, self._host, strict=True))
 
     def init_slot(self, op: SlotInit) -> None:
         """Note the seed."""
@@ -67,6 +70,8 @@ class HashCells:
         chains = chains + np.repeat(shift, batch.counts)
         self._chains.reshape(-1)[batch.slot_mapping] = chains
         self._digests.reshape(-1)[batch.slot_mapping] = _digest(own, chains)
+        blocks = batch.slot_mapping // self._block_size
+        self._block_digests[blocks] = self._digests[blocks].sum(axis=1, dtype=np.uint64)
         rows = batch.sampling_rows
         totals = self._read_back(batch, rows)
         return _choose(totals, self._seeds[batch.slots[rows]], batch.kv_lens[rows], self._vocab_size, self._eos)
@@ -81,11 +86,16 @@ class HashCells:
 
     def _read_back(self, batch: StepBatch, rows: I64) -> U64:
         """[rows] the sum of every digest of each row, the new ones included."""
-        length = batch.block_tables.shape[1] * self._block_size
-        cells = self._digests[batch.block_tables[rows]].reshape(len(rows), length)
-        exists = np.arange(length) < batch.kv_lens[rows, None]
-        totals: U64 = np.where(exists, cells, np.uint64(0)).sum(axis=1, dtype=np.uint64)
-        return totals
+        num_whole = batch.kv_lens[rows] // self._block_size
+        tables = batch.block_tables[rows]
+        is_whole = np.arange(tables.shape[1]) < num_whole[:, None]
+        whole = np.where(is_whole, self._block_digests[tables], np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        last = np.minimum(num_whole, tables.shape[1] - 1)  # where no block is begun, none of its cells is read
+        exists = np.arange(self._block_size) < (batch.kv_lens[rows] % self._block_size)[:, None]
+        cells = self._digests[tables[np.arange(len(rows)), last]]
+        begun: U64 = np.where(exists, cells, np.uint64(0)).sum(axis=1, dtype=np.uint64)
+        total: U64 = whole + begun
+        return total
 
 
 def _own_hash(tokens: I64, positions: NDArray[np.integer]) -> U64:

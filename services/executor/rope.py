@@ -18,8 +18,8 @@ class RopeTables:
 
 
 def inverse_frequencies(base: float, head_dim: int) -> Tensor:
-    """[head_dim / 2] in float32: how far each pair of elements turns from one position to the next."""
-    return 1.0 / (base ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    """[head_dim / 2]: how far each pair of elements turns from one position to the next, rounded to float32 once."""
+    return (base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)).float()
 
 
 def make_tables(base: float, head_dim: int, num_positions: int, factors: Tensor | None = None) -> RopeTables:

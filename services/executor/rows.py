@@ -4,6 +4,8 @@ Pure and shared by every backend. It checks the protocol loudly (PlanError) and 
 carried row costs no Python of its own. After a PlanError the decoder must be restarted: its mirror is half advanced.
 """
 
+from typing import NoReturn
+
 import numpy as np
 
 from services.executor.batch import I32, Mask, Rows, StepBatch, pack
@@ -76,23 +78,25 @@ class PlanDecoder:
         """Raise PlanError unless every row continues its slot, within its blocks, each slot at most once."""
         table = self._slots
         check_slots(rows.slots, table.generations, "row")
-        _refuse(rows, rows.generations != table.generations[rows.slots], "another generation lives here")
+        context_length, futures = self._capacity.card.context_length, rows.futures
         order = np.arange(len(rows))
         seen = np.zeros(len(table.generations), np.int64)
         seen[rows.slots] = order
-        _refuse(rows, seen[rows.slots] != order, "two rows in one step")
-        _refuse(rows, rows.counts < 1, "a row without a token")
-        due = table.next_positions[rows.slots]
-        _refuse(rows, (rows.positions != due) & (due != ANY_POSITION) | (rows.positions < 0), "not the continuation")
-        context_length = self._capacity.card.context_length
-        _refuse(rows, rows.positions >= context_length, "past the context")
+        due, has_sampled = table.next_positions[rows.slots], table.has_sampled[rows.slots]
         ends = rows.positions + rows.counts
-        _refuse(rows, ends > table.num_blocks[rows.slots] * self._capacity.block_size, "past its last block")
-        _refuse(rows, ends > context_length, "past the context")
-        futures, has_sampled = rows.futures, table.has_sampled[rows.slots]
-        _refuse(rows, futures & ~has_sampled, "a future token before anything was sampled")
-        _refuse(rows, futures & (rows.counts != 1), "a future token among others")
-        _refuse(rows, ~futures & has_sampled, "host tokens after a token was sampled")
+        breaches = {
+            "another generation lives here": rows.generations != table.generations[rows.slots],
+            "two rows in one step": seen[rows.slots] != order,
+            "a row without a token": rows.counts < 1,
+            "not the continuation": (rows.positions != due) & (due != ANY_POSITION),
+            "past the context": (rows.positions < 0) | (rows.positions >= context_length) | (ends > context_length),
+            "past its last block": ends > table.num_blocks[rows.slots] * self._capacity.block_size,
+            "a future token before anything was sampled": futures & ~has_sampled,
+            "a future token among others": futures & (rows.counts != 1),
+            "host tokens after a token was sampled": ~futures & has_sampled,
+        }
+        if np.array(list(breaches.values())).any():
+            _refuse(rows, breaches)
         self._check_tokens(rows.host_tokens, int(rows.counts[~futures].sum()))
 
     def _check_tokens(self, tokens: I32, due: int) -> None:
@@ -104,14 +108,14 @@ class PlanDecoder:
             raise PlanError(f"token {stray} is not within 0..{vocab_size - 1}")
 
 
-def _refuse(rows: Rows, wrong: Mask, why: str) -> None:
-    """Raise PlanError when any row is wrong, naming the first."""
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise PlanError(
-            f"row {row}: slot {rows.slots[row]} generation {rows.generations[row]} "
-            f"position {rows.positions[row]} count {rows.counts[row]}: {why}"
-        )
+def _refuse(rows: Rows, breaches: dict[str, Mask]) -> NoReturn:
+    """Raise PlanError about the first breach that there is, naming its first row."""
+    why, wrong = next((why, wrong) for why, wrong in breaches.items() if wrong.any())
+    row = int(wrong.argmax())
+    raise PlanError(
+        f"row {row}: slot {rows.slots[row]} generation {rows.generations[row]} "
+        f"position {rows.positions[row]} count {rows.counts[row]}: {why}"
+    )
 
 
 def _no_rows() -> Rows:

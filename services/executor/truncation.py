@@ -35,7 +35,8 @@ def truncate(scaled: Tensor, top_k: I32, top_p: F32, min_p: F32) -> None:
 def _best(rows: Tensor, limits: I64, top_p: F32) -> Tensor:
     """The tokens that pass top_k and top_p, as a mask. limits: top_k, or the vocabulary's size."""
     vocab_size = rows.shape[1]
-    window = min(vocab_size, max(_WINDOW, int(limits[limits < vocab_size].max(initial=0))))
+    is_open = limits == vocab_size  # no top_k bounds how many may pass
+    window = min(vocab_size, max(int(limits[~is_open].max(initial=0)), _WINDOW if is_open.any() else 0))
     best = rows.topk(window, dim=-1).values
     counts = _count(rows, best, limits, top_p)
     if counts is None:
@@ -43,6 +44,9 @@ def _best(rows: Tensor, limits: I64, top_p: F32) -> Tensor:
         counts = _count(rows, best, limits, top_p)
         assert counts is not None, "a whole row holds all of its mass"
     edge = best.gather(1, counts - 1)
+    passed = rows >= edge
+    if bool((passed.sum(-1, keepdim=True) == counts).all()):
+        return passed
     above, equal = rows > edge, rows == edge
     return above | (equal & (equal.cumsum(-1) <= counts - above.sum(-1, keepdim=True)))
 

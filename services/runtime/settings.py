@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+MAX_PORT = 65535
+
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
@@ -38,7 +40,7 @@ class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     transport: Literal["ipc", "tcp"] = "ipc"
     run_dir: str = ""  # folder of the ipc sockets; made afresh by the supervisor when empty
     host: str = "127.0.0.1"  # tcp only
-    base_port: Annotated[int, Meta(ge=1, le=65535)] = 5700  # tcp only: one port for each link from here on
+    base_port: Annotated[int, Meta(ge=1, le=MAX_PORT)] = 5700  # tcp only: one port for each link from here on
     gateways: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("gateway-0",)
     heartbeat_s: Seconds = 1.0  # how often each sender shows that it lives
     death_s: Seconds = 5.0  # silence that counts as a death
@@ -146,9 +148,17 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Serve
         # "what - at `$.section.key`"; the place is what a reader looks for first.
         what, _, place = str(error).partition(" - at `$.")
         raise SettingsError(f"{place.rstrip('`')}: {what}" if place else what) from error
+    _check(settings)
+    return settings
+
+
+def _check(settings: ServerSettings) -> None:
+    """What no single field's bounds can say."""
     if settings.links.death_s <= settings.links.heartbeat_s:
         raise SettingsError("links.death_s: must be longer than links.heartbeat_s")
-    return settings
+    host, _, port = settings.gateway.listen.rpartition(":")
+    if host != "unix" and not (host and port.isdecimal() and int(port) <= MAX_PORT):
+        raise SettingsError(f"gateway.listen: expected host:port or unix:path, got {settings.gateway.listen!r}")
 
 
 def handed_down(path: Path) -> ServerSettings:

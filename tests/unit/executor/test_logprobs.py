@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.wire import columns
-from services.wire.messages import RowFlag, Sampling
+from services.wire.messages import Op, RowFlag, Sampling
 from tests.unit.executor.fake_model import fake_backend
 from tests.unit.executor.rig import Driver, Row, append, candidates_of, init, tokens_of
 
@@ -90,7 +90,7 @@ def prompt_logprobs(chunk: int, k: int, known: list[int] | None = None) -> list[
     """Run PROMPT (and outputs known beyond it) in chunks; the candidates of each reported token, in order."""
     driver = Driver(fake_backend(logits_of, VOCAB))
     tokens = known or PROMPT
-    ops = [init(1, len(PROMPT), Sampling(temperature=0.0, prompt_logprobs=k)), append(1, [3, 4, 5])]
+    ops: list[Op] = [init(1, len(PROMPT), Sampling(temperature=0.0, prompt_logprobs=k)), append(1, [3, 4, 5])]
     reported: list[list[tuple[int, int, float]]] = []
     for start in range(0, len(tokens), chunk):
         part = tokens[start : start + chunk]
@@ -119,7 +119,7 @@ def test_outputs_that_are_computed_again_are_no_prompt(chunk: int) -> None:
 def test_a_prompt_is_scored_in_slices_of_bounded_memory() -> None:
     driver = Driver(fake_backend(logits_of, VOCAB))
     prompt = [index % VOCAB for index in range(120)]
-    ops = [init(1, 120, Sampling(temperature=0.0, prompt_logprobs=0)), append(1, list(range(1, 31)))]
+    ops: list[Op] = [init(1, 120, Sampling(temperature=0.0, prompt_logprobs=0)), append(1, list(range(1, 31)))]
     result = driver.run(ops, [Row(1, 0, prompt, flags=int(RowFlag.PROMPT_LOGPROBS))])
     reported = candidates_of(result.prompt_logprobs)
     assert [candidates[0][0] for _, candidates in reported] == prompt[1:]
@@ -139,7 +139,7 @@ def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
 
     driver = Driver(fake_backend(poisoned_at_four, VOCAB))
     asks = Sampling(temperature=1.0, logprobs=1)
-    ops = [op for slot in (1, 2, 3) for op in (init(slot, 1, asks, seed=slot), append(slot, [slot]))]
+    ops: list[Op] = [op for slot in (1, 2, 3) for op in (init(slot, 1, asks, seed=slot), append(slot, [slot]))]
     bad = driver.run(ops, [Row(1, 0, [11]), Row(2, 0, [4]), Row(3, 0, [12])])
     alone = Driver(fake_backend(logits_of, VOCAB)).run([*ops[:2], *ops[4:]], [Row(1, 0, [11]), Row(3, 0, [12])])
     assert tokens_of(bad) == tokens_of(alone)

@@ -1,9 +1,11 @@
 """One event loop for all gateways of the test run (gRPC wants no second one), and one gateway that most tests share."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, MutableMapping
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import structlog
 
 from services.runtime.models import resolve
 from services.runtime.settings import ModelSettings
@@ -22,8 +24,15 @@ async def shared_front(tokenizer: Tokenizer) -> AsyncIterator[Front]:
         yield front
 
 
-@pytest.fixture
-def front(shared_front: Front) -> Front:
+@pytest_asyncio.fixture(loop_scope="session")
+async def front(shared_front: Front) -> Front:
     """The shared gateway, with nothing left over from the test before."""
-    shared_front.engine.drain()
+    await shared_front.settle()
     return shared_front
+
+
+@pytest.fixture(autouse=True)
+def logged() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What was logged, kept out of the output."""
+    with structlog.testing.capture_logs() as entries:
+        yield entries

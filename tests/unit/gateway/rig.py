@@ -61,10 +61,10 @@ class FakeEngine:
     def __init__(self, high_water_mark: int = 4096) -> None:
         self.submits, submit_inlet = memory_link(SUBMIT, high_water_mark)
         self._statuses, status_inlet = memory_link(STATUS, high_water_mark)
-        self._texts, text_inlet = memory_link(TEXT, high_water_mark)
+        self._texts, self._text_inlet = memory_link(TEXT, high_water_mark)
         self._inbox = MemoryAsyncInlet(submit_inlet)
         self.statuses = MemoryAsyncInlet(status_inlet)
-        self.texts = MemoryAsyncInlet(text_inlet)
+        self.texts = MemoryAsyncInlet(self._text_inlet)
         self._seen: list[SubmitMessage] = []
         self._number = 0
         self.submit_inlet = submit_inlet
@@ -80,6 +80,10 @@ class FakeEngine:
     def show_text_side(self) -> None:
         """A heartbeat of the detokenizer."""
         self._texts.heartbeat()
+
+    def break_text_link(self) -> None:
+        """A frame that no sender of ours would send."""
+        self._text_inlet.put(self._texts, b"junk")
 
     def tell(self, message: StatusMessage) -> None:
         self._statuses.send(message)
@@ -154,6 +158,11 @@ class Front:
     address: str
     channel: grpc.aio.Channel
     serving: asyncio.Task[None]
+
+    async def settle(self) -> None:
+        """Wait until no call is open, and forget what the engine was sent."""
+        await eventually(lambda: len(self.server.gateway.calls) == 0)
+        self.engine.drain()
 
     def unary(
         self, method: str, request: Message, reply: type[R], seconds: float = 10

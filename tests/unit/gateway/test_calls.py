@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import MutableMapping
+from typing import Any
 
 import grpc
 import pytest
@@ -267,7 +269,9 @@ async def test_the_deadline_reaches_the_engine(front: Front) -> None:
     await endless
 
 
-async def test_a_bug_is_internal_and_says_so(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_is_internal_and_says_so(
+    front: Front, monkeypatch: pytest.MonkeyPatch, logged: list[MutableMapping[str, Any]]
+) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -277,6 +281,18 @@ async def test_a_bug_is_internal_and_says_so(front: Front, monkeypatch: pytest.M
         assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
         assert "ZeroDivision" not in error.message, "the log tells more than the client is told"
     assert len(front.server.gateway.calls) == 0
+    assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["call.bug", "call.bug"]
+
+
+async def test_each_call_leaves_one_line_in_the_log(front: Front, logged: list[MutableMapping[str, Any]]) -> None:
+    call = front.generate(request_id="mine")
+    submit = await front.engine.submit()
+    front.engine.say(submit, "ab", [1, 2])
+    front.engine.end(submit)
+    await call
+    (entry,) = [entry for entry in logged if entry["event"] == "request.finished"]
+    assert (entry["request_id"], entry["outcome"]) == ("mine", "ok")
+    assert (entry["num_prompt_tokens"], entry["num_output_tokens"]) == (2, 2)
 
 
 async def test_deltas_for_nobody_are_dropped(front: Front) -> None:

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from gateway.engine import Phase, VocabularyMismatch
 from gateway.server import SERVICE_NAMES, Ending, EngineGone, Links, Server
 from services.tokenizer import Tokenizer
-from services.wire.messages import Draining, EngineDead, Load
+from services.wire.link import LinkBroken
+from services.wire.messages import Draining, EngineDead, FailureReason, Load, Submit
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import models_pb2 as models
 from tests.unit.gateway.rig import (
@@ -151,6 +152,17 @@ async def test_a_peer_that_falls_silent_is_dead(tokenizer: Tokenizer, peer: str)
         voice.cancel()
 
 
+async def test_a_link_that_breaks_ends_every_call_and_the_server(tokenizer: Tokenizer) -> None:
+    async with running(tokenizer) as front:
+        call = front.generate()
+        await front.engine.submit()
+        front.engine.break_text_link()
+        error = await error_of(call)
+        assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
+        with pytest.raises(LinkBroken):
+            await asyncio.wait_for(front.serving, 5)
+
+
 async def test_told_that_the_engine_is_dead_it_ends_every_call_and_leaves_in_peace(tokenizer: Tokenizer) -> None:
     async with running(tokenizer) as front:
         call = front.generate()
@@ -203,6 +215,21 @@ async def test_more_calls_than_may_be_open_are_refused(tokenizer: Tokenizer) -> 
         again = front.generate()
         front.engine.end(await front.engine.submit())
         await again
+
+
+async def test_a_burst_far_beyond_the_bound_is_refused_call_by_call(tokenizer: Tokenizer) -> None:
+    async with running(tokenizer, msgspec.structs.replace(SETTINGS, max_open_calls=10)) as front:
+        calls = [asyncio.ensure_future(error_of(front.generate())) for _ in range(1500)]
+        submits = [await front.engine.submit() for _ in range(10)]
+        for submit in submits:
+            front.engine.fail(submit, FailureReason.STEP_FAILED)
+        # Room was made while the burst went on, so a few more may have been taken.
+        while not all(call.done() for call in calls):
+            for late in front.engine.drain():
+                if isinstance(late, Submit):
+                    front.engine.fail(late, FailureReason.STEP_FAILED)
+            await asyncio.sleep(0.01)
+        assert {call.result().reason for call in calls} == {"TOO_MANY_CALLS", "STEP_FAILED"}
 
 
 async def test_more_texts_than_may_wait_for_the_tokenizer_are_refused(tokenizer: Tokenizer) -> None:

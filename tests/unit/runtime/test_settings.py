@@ -47,6 +47,9 @@ def test_overrides_win_over_the_file_key_by_key(tmp_path: Path) -> None:
         ("[links]\ndeath_s = 0.0", r"^links\.death_s: Expected `float` > 0"),
         ("[links]\ndeath_s = 1.0", r"^links\.death_s: must be longer than links\.heartbeat_s$"),
         ('[gateway]\nname = "../up"', r"^gateway\.name: Expected `str` matching regex"),
+        ('[gateway]\nlisten = "localhost"', r"^gateway\.listen: expected host:port or unix:path, got 'localhost'$"),
+        ('[gateway]\nlisten = "127.0.0.1:65536"', r"^gateway\.listen: expected host:port"),
+        ('[gateway]\nlisten = ":50051"', r"^gateway\.listen: expected host:port"),
         ("scheduler = 3", r"^scheduler: Expected `object`, got `int`$"),
         ("depth", r"tandem\.toml: Expected '='"),
     ],
@@ -54,6 +57,11 @@ def test_overrides_win_over_the_file_key_by_key(tmp_path: Path) -> None:
 def test_what_is_wrong_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load(_file(tmp_path, text))
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:50051", "localhost:65535", "unix:/run/tandem.sock"])
+def test_addresses_to_listen_on(listen: str) -> None:
+    assert load(None, {"gateway": {"listen": listen}}).gateway.listen == listen
 
 
 def test_a_section_that_is_none_is_refused_also_when_a_flag_sets_a_key_of_it(tmp_path: Path) -> None:

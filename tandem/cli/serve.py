@@ -1,0 +1,95 @@
+"""`tandem serve`: settings from a file and flags, the four processes, and one panel when they are ready.
+
+Exit codes: 0 after an orderly stop, 1 when a process failed or died (its log says why), 2 for settings that cannot be.
+"""
+
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from services.runtime import logs, models
+from services.runtime.settings import ServerSettings, SettingsError, load
+from services.runtime.supervisor import supervise
+from tandem.cli.startup import Startup
+
+BAD_SETTINGS = 2
+
+
+def serve(
+    config: Annotated[Path | None, typer.Option(help="TOML file with a section for each service.")] = None,
+    model: Annotated[str | None, typer.Option(help="GGUF file to serve [default: the embedded model].")] = None,
+    listen: Annotated[str | None, typer.Option(help="Address of the gRPC port; port 0 picks a free one.")] = None,
+    backend: Annotated[str | None, typer.Option(help="torch, simulated or echo.")] = None,
+    depth: Annotated[int | None, typer.Option(help="Plans in flight: 1 (no overlap), 2 or 3.")] = None,
+    token_budget: Annotated[int | None, typer.Option(help="Most tokens one step computes.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Most prompt tokens of one row; 0 = the budget.")] = None,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Most sequences that run at once.")] = None,
+    num_blocks: Annotated[int | None, typer.Option(help="KV blocks; 0 = as many as memory has room for.")] = None,
+    block_size: Annotated[int | None, typer.Option(help="Tokens of a KV block.")] = None,
+    step_fixed_us: Annotated[float | None, typer.Option(help="simulated, echo: duration of a step.")] = None,
+    step_per_token_us: Annotated[float | None, typer.Option(help="simulated, echo: more for each token.")] = None,
+    step_per_kv_token_us: Annotated[float | None, typer.Option(help="simulated, echo: and each position read.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Serve a model: start the engine's processes, and stop them on SIGTERM or ctrl-C (twice: at once)."""
+    flags: dict[str, Any] = {
+        "model": {"path": model},
+        "gateway": {"listen": listen},
+        "scheduler": {
+            "depth": depth,
+            "token_budget": token_budget,
+            "chunk_size": chunk_size,
+            "max_num_seqs": max_num_seqs,
+        },
+        "executor": {
+            "backend": backend,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+            # A sequence that runs takes a row of the step.
+            "max_rows": max_num_seqs,
+            "step_fixed_us": step_fixed_us,
+            "step_per_token_us": step_per_token_us,
+            "step_per_kv_token_us": step_per_kv_token_us,
+        },
+        "log_level": log_level,
+    }
+    try:
+        code = run(load(config, _given(flags)))
+    except SettingsError as error:
+        print(f"tandem serve: {error}", file=sys.stderr)
+        code = BAD_SETTINGS
+    raise typer.Exit(code)
+
+
+def run(settings: ServerSettings) -> int:
+    """Serve until stopped; the exit code. Raises SettingsError before anything is started."""
+    models.resolve(settings.model)
+    logs.configure("supervisor", settings.log_level)
+    console = Console(stderr=True)
+    startup = Startup(settings, console)
+    watching: list[threading.Thread] = []
+
+    def watch(run_dir: Path) -> None:
+        # Beside the supervisor, which needs this thread; it ends when the server is ready or over.
+        watching.append(threading.Thread(target=startup.watch, args=(run_dir,), name="startup"))
+        watching[0].start()
+
+    try:
+        code = supervise(settings, watch)
+    finally:
+        startup.give_up()
+        for thread in watching:
+            thread.join()
+    if code:
+        console.print("[bold red]tandem serve:[/] the server ended with an error; the log above says why")
+    return code
+
+
+def _given(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that were given, without those that were not."""
+    given = {key: _given(value) if isinstance(value, dict) else value for key, value in flags.items()}
+    return {key: value for key, value in given.items() if value is not None}

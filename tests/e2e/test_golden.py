@@ -1,0 +1,111 @@
+"""The real model in float32 through gRPC: token ids and logprobs equal to the reference, alone and however it is batched.
+
+The reference outputs are those of an independent implementation (tests/data/golden/README.md). A token may differ only
+where the reference's two best logits are closer than TIE; what follows a tie is another text and is not compared.
+"""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem import Client
+from tests.e2e.serving import Serving, serving
+
+GOLDEN = Path(__file__).parents[1] / "data" / "golden"
+SHORT = [json.loads(line) for line in (GOLDEN / "greedy.jsonl").read_text().splitlines()]
+LONG = [json.loads(line) for line in (GOLDEN / "greedy_long.jsonl").read_text().splitlines()]
+TIE = 1e-3
+LOGPROB_ERROR = 1e-3
+CALL_S = 280.0
+
+# Depth, token_budget, chunk_size, num_blocks (0: plenty), how many requests at once, and whether the long prompts join.
+# Blocks for a few sequences only make preemption certain; a budget of 16 makes chunks and queueing certain.
+COMBINATIONS = {
+    "alone": (2, 512, 0, 0, 1, True),
+    "together, depth 1": (1, 512, 0, 0, 24, False),
+    "together, depth 2": (2, 512, 0, 0, 24, True),
+    "together, depth 3": (3, 512, 0, 0, 24, False),
+    "budget 16, depth 1": (1, 16, 0, 0, 24, False),
+    "budget 16, depth 2": (2, 16, 0, 0, 24, False),
+    "budget 16, depth 3, few blocks": (3, 16, 0, 40, 24, False),
+    "chunks of 7, depth 2": (2, 64, 7, 0, 8, False),
+    "few blocks, depth 1": (1, 512, 0, 40, 24, False),
+    "few blocks, depth 2": (2, 512, 0, 40, 24, False),
+    "few blocks, depth 3, chunks of 16": (3, 512, 16, 40, 24, False),
+}
+
+
+# What the quick run covers: every way of batching once, with the first tokens of each output.
+QUICK = ("together, depth 2", "budget 16, depth 3, few blocks", "chunks of 7, depth 2", "few blocks, depth 1")
+QUICK_TOKENS = 12
+
+
+def test_outputs_alone_equal_the_reference(tmp_path: Path) -> None:
+    _run(tmp_path, "alone", SHORT + LONG)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_outputs_together_begin_as_the_reference(tmp_path: Path, name: str) -> None:
+    _run(tmp_path, name, [_cut(case) for case in SHORT])
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", [name for name in COMBINATIONS if name != "alone"])
+def test_outputs_together_equal_the_reference(tmp_path: Path, name: str) -> None:
+    _run(tmp_path, name, SHORT + LONG if COMBINATIONS[name][-1] else SHORT)
+
+
+def _cut(case: dict[str, Any]) -> dict[str, Any]:
+    columns = {name: case[name][:QUICK_TOKENS] for name in ("output_token_ids", "top2_margin", "logprob")}
+    is_whole = len(case["output_token_ids"]) <= QUICK_TOKENS
+    return {**case, **columns, "text": case["text"] if is_whole else None}
+
+
+def _run(tmp_path: Path, name: str, cases: list[dict[str, Any]]) -> None:
+    depth, token_budget, chunk_size, num_blocks, concurrency, _ = COMBINATIONS[name]
+    settings: dict[str, dict[str, Any]] = {
+        "scheduler": {"depth": depth, "token_budget": token_budget, "chunk_size": chunk_size},
+        "executor": {"num_blocks": num_blocks or 2048},
+        "gateway": {"listen": "127.0.0.1:0"},
+        "links": {"death_s": 60.0},
+    }
+    with serving(tmp_path, settings) as server, Client(server.address) as client:
+        with ThreadPoolExecutor(concurrency) as pool:
+            problems = list(pool.map(lambda case: _difference(client, case), cases))
+        assert not any(problems), [problem for problem in problems if problem]
+        if num_blocks:
+            assert _num_preemptions(server) > 0, "the pool was large enough after all"
+
+
+def _difference(client: Client, case: dict[str, Any]) -> str:
+    """How the answer to one prompt differs from the reference; empty when it does not."""
+    reply = client.generate(
+        case["prompt_token_ids"],
+        max_tokens=max(len(case["output_token_ids"]), 1),
+        temperature=0,
+        logprobs=0,
+        return_token_ids=True,
+        timeout_s=CALL_S,
+    )
+    completion = reply.completions[0]
+    wanted = list(zip(case["output_token_ids"], case["top2_margin"], case["logprob"], strict=True))
+    got = list(zip(completion.token_ids, completion.logprobs, strict=True))
+    for index, ((token, margin, logprob), (got_token, got_logprobs)) in enumerate(zip(wanted, got, strict=False)):
+        if token != got_token:
+            tie = margin < TIE
+            return "" if tie else f"{case['prompt'][:40]!r}: token {index} is {got_token}, not {token}"
+        if abs(got_logprobs.chosen.logprob - logprob) > LOGPROB_ERROR:
+            return f"{case['prompt'][:40]!r}: logprob {index} is {got_logprobs.chosen.logprob}, not {logprob}"
+    if len(wanted) != len(got):
+        return f"{case['prompt'][:40]!r}: {len(got)} tokens, not {len(wanted)}"
+    if case["text"] not in (None, completion.text):
+        return f"{case['prompt'][:40]!r}: text {completion.text!r}, not {case['text']!r}"
+    return ""
+
+
+def _num_preemptions(server: Serving) -> int:
+    loads = [entry for entry in server.entries() if entry["event"] == "engine.load"]
+    return max((entry.get("num_preemptions", 0) for entry in loads), default=0)

@@ -1,0 +1,129 @@
+"""The Llama forward pass: equal to one written plainly, and a packed row sees what it would see alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import quants
+from gguf.constants import GGMLQuantizationType
+
+from services.executor import linear
+from services.executor.attention import ReferencePlan
+from services.executor.runner import TorchBackend
+from services.executor.torch_start import open_torch
+from services.runtime.settings import ExecutorSettings
+from services.wire.messages import Sampling
+from tests.unit.executor import tiny_llama
+from tests.unit.executor.rig import GREEDY, Driver, Request, Row, append, generate, init, tokens_of
+from tests.unit.executor.tiny_llama import Recipe, plain_greedy, plain_logits, random_weights
+
+SETTINGS = ExecutorSettings(block_size=4, num_blocks=200, max_rows=12)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TorchBackend[ReferencePlan]:
+    path = tiny_llama.write(tmp_path_factory.mktemp("model") / "tiny.gguf", random_weights())
+    return open_torch(SETTINGS, path)
+
+
+def random_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, tiny_llama.VOCAB, rng.integers(1, longest)).tolist() for _ in range(count)]
+
+
+def test_the_card_tells_what_was_loaded(tiny: TorchBackend[ReferencePlan]) -> None:
+    card = tiny.capacity.card
+    assert (card.vocab_size, card.context_length, card.eos_token_ids) == (96, 128, (2,))
+    assert card.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
+    assert card.num_parameters == sum(value.size for value in random_weights().values())
+    assert (card.backend, card.dtype) == ("torch", "float32")
+
+
+def test_greedy_tokens_and_logprobs_equal_the_plain_forward_pass(tiny: TorchBackend[ReferencePlan]) -> None:
+    weights = random_weights()
+    for prompt in random_prompts(1, 4):
+        request = Request(prompt, 12, Sampling(temperature=0.0, logprobs=0), chunk=7)
+        generate(tiny, [request])
+        assert request.outputs == plain_greedy(weights, prompt, 12)
+        logprobs = plain_logits(weights, prompt + request.outputs).log_softmax(-1)
+        expected = [float(logprobs[len(prompt) - 1 + i, token]) for i, token in enumerate(request.outputs)]
+        assert request.logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_packed_row_sees_what_it_would_see_alone(tiny: TorchBackend[ReferencePlan], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def requests(is_packed: bool) -> list[Request]:
+        return [
+            Request(
+                prompt,
+                20,
+                Sampling(temperature=0.0, logprobs=0) if index % 2 else Sampling(temperature=0.9, logprobs=0),
+                seed=index,
+                chunk=int(rng.integers(1, 20)) if is_packed else 1000,
+                starts_at=int(rng.integers(0, 8)) if is_packed else 0,
+            )
+            for index, prompt in enumerate(random_prompts(seed, 10))
+        ]
+
+    packed, alone = requests(is_packed=True), requests(is_packed=False)
+    generate(tiny, packed, seed)
+    for request in alone:
+        generate(tiny, [request])
+    assert [request.outputs for request in packed] == [request.outputs for request in alone]
+    for one, other in zip(packed, alone, strict=True):
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_not_a_number_in_blocks_of_others_reaches_nobody(tiny: TorchBackend[ReferencePlan]) -> None:
+    clean = generate(tiny, [Request(prompt, 8) for prompt in random_prompts(3, 5)])
+    for pool in (*tiny._kv.keys, *tiny._kv.values):
+        pool.fill_(torch.nan)
+    assert generate(tiny, [Request(prompt, 8) for prompt in random_prompts(3, 5)]) == clean
+    for pool in (*tiny._kv.keys, *tiny._kv.values):
+        pool.zero_()
+
+
+def test_a_prefix_in_shared_blocks_gives_the_same_tokens(tiny: TorchBackend[ReferencePlan]) -> None:
+    prompt = random_prompts(5, 1, longest=30)[0] + [1] * 12
+    driver = Driver(tiny)
+    whole = tokens_of(driver.run([init(1, len(prompt)), append(1, list(range(1, 20)))], [Row(1, 0, prompt)]))
+    num_shared = (len(prompt) - 1) // 4
+    blocks = [*range(1, num_shared + 1), *range(60, 80 - num_shared)]
+    rest = Row(2, num_shared * 4, prompt[num_shared * 4 :])
+    assert tokens_of(driver.run([init(2, len(prompt)), append(2, blocks)], [rest])) == whole
+
+
+def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
+    weights = random_weights(7, has_head=True)
+    backend = open_torch(SETTINGS, tiny_llama.write(tmp_path / "headed.gguf", weights), "headed")
+    assert backend.capacity.card.name == "headed"
+    prompt = random_prompts(2, 1)[0]
+    assert generate(backend, [Request(prompt, 6)]) == [plain_greedy(weights, prompt, 6)]
+
+
+def test_quantized_weights_are_computed_in_float32(tmp_path: Path) -> None:
+    quantization = GGMLQuantizationType.Q8_0
+    weights = random_weights(9)
+    backend = open_torch(SETTINGS, tiny_llama.write(tmp_path / "q8.gguf", weights, Recipe(quantization)))
+    # Blocks lie within rows, so the order of the rows of Q and K does not matter.
+    rounded = {
+        name: quants.dequantize(quants.quantize(value, quantization), quantization) if value.ndim > 1 else value
+        for name, value in weights.items()
+    }
+    prompt = random_prompts(4, 1)[0]
+    assert generate(backend, [Request(prompt, 8)]) == [plain_greedy(rounded, prompt, 8)]
+
+
+def test_packed_weights_multiply_like_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.randn(24, 16), torch.randn(5, 16)
+    packed = linear.pack(weight)(x)
+    monkeypatch.setattr(linear, "has_packing", lambda: False)
+    torch.testing.assert_close(packed, linear.pack(weight)(x))
+
+
+def test_a_step_without_rows_runs_and_reports_nothing(tiny: TorchBackend[ReferencePlan]) -> None:
+    result = Driver(tiny).run([init(1, 3, GREEDY)])
+    assert tokens_of(result) == [] and result.n_out == b"" and not result.failed_rows
