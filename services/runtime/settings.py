@@ -56,6 +56,14 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_num_seqs: Positive = 256  # most sequences running at once
     max_waiting: Count = 1024  # most sequences in the waiting queue
     max_unread: Positive = 64  # uncredited TokenBatches to a gateway before its sequences pause
+    policy: Literal["fcfs", "priority", "fair", "static"] = "fcfs"
+    aging_s: Duration = 10.0  # priority only: seconds of waiting that one priority level is worth
+    prefix_cache: bool = True  # find the KV of a prompt's beginning that somebody computed before
+    preemption: Literal["recompute", "swap", "auto"] = "recompute"  # how a running sequence gives its KV back
+    victim: Literal["lifo", "lru", "cost"] = "lifo"  # whom to preempt, within the lowest class
+    forecast: bool = True  # look at KV usage to come before anybody joins
+    prefill_quantum: Count = 0  # tokens of each step that decode rows leave to prefill
+    inter_token_ms: Duration = 0.0  # target for a step with decode rows; 0 = none
 
 
 class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from services.runtime.settings import SchedulerSettings
+from services.scheduler.core.policy import FAIR, FCFS, STATIC, Policy, priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.state import Limits
 from services.wire.link import Inlet, LinkFull, Outlet
@@ -65,14 +66,33 @@ def limits_from(settings: SchedulerSettings) -> Limits:
         max_num_seqs=settings.max_num_seqs,
         max_waiting=settings.max_waiting,
         max_unread=settings.max_unread,
+        prefix_cache=settings.prefix_cache,
+        preemption=settings.preemption,
+        victim=settings.victim,
+        forecast=settings.forecast,
+        prefill_quantum=settings.prefill_quantum,
+        inter_token_us=round(settings.inter_token_ms * 1000),
     )
+
+
+def policy_from(settings: SchedulerSettings) -> Policy:
+    """The order of service."""
+    match settings.policy:
+        case "fcfs":
+            return FCFS
+        case "priority":
+            return priority(round(settings.aging_s * 1e9))
+        case "fair":
+            return FAIR
+        case "static":
+            return STATIC
 
 
 class SchedulerService:
     """Drive with `turn`; `clock` gives CLOCK_MONOTONIC nanoseconds."""
 
     def __init__(self, settings: SchedulerSettings, links: SchedulerLinks, clock: Callable[[], int]) -> None:
-        self.core = Scheduler(limits_from(settings))
+        self.core = Scheduler(limits_from(settings), policy_from(settings))
         self._links = links
         self._clock = clock
         self._log = structlog.get_logger()
@@ -121,6 +141,7 @@ class SchedulerService:
         batch = self.core.take_batch()
         if batch is not None:
             self._links.tokens.send(batch)
+        self.core.tidy()
 
     def _on_submit_link(self, message: SubmitMessage, now: int) -> None:
         match message:
@@ -183,7 +204,7 @@ class SchedulerService:
             case ControlVerb.CANCEL_ALL:
                 self.core.cancel_all(now)
             case ControlVerb.FLUSH_CACHE:
-                pass  # no block outlives its sequence, so there is nothing to flush
+                self.core.flush_cache()
         self._links.status[control.gateway].send(ControlReply(control.number, True))
 
     def _tell_load(self) -> None:

@@ -9,6 +9,7 @@ from array import array
 
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import LENGTH, STOP, State
+from services.scheduler.core.swap import absorb_copies
 from services.wire import columns
 from services.wire.messages import FailedRow, FinishReason, Logprobs, StepResult
 
@@ -17,6 +18,9 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     """Take in a good result of the oldest unacknowledged step."""
     record = state.inflight.popleft()
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
+    if result.copies_done:
+        absorb_copies(state, result.copies_done, now)
+    state.finished_steps.append((record.size, result.t_done - result.t_launched))
     tokens = columns.unpack(result.tokens)
     rows = record.rows
     runs = record.samplers(frozenset([failure.row for failure in result.failed_rows]))
@@ -34,6 +38,9 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
     state.outbox.deliver(delivered, tokens, logprobs)
     _clear_blame(state, runs)
+    for run, count in record.added:
+        if count > 1 and run.is_live:
+            state.cache.publish(run)  # at once: somebody may be waiting for these blocks
     for sequence, token in ended:
         _end(state, sequence, token, now)
     for failure in result.failed_rows:
@@ -92,6 +99,8 @@ def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
 def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> None:
     """The first failed row ends its sequence; its later rows fail too and find it ended."""
     if sequence.finish is None:
+        if sequence.run is not None:
+            state.cache.taint(sequence.run)
         state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))
 
 

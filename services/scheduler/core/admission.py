@@ -5,6 +5,7 @@ duplicate of another gateway's request must never open. Validation is the gatewa
 scheduler knows: queue, capacity, duplicates, drain.
 """
 
+from services.scheduler.core.prefix import root_of
 from services.scheduler.core.sequence import Request, Sequence
 from services.scheduler.core.state import CANCELLED, State
 from services.wire import columns
@@ -29,11 +30,12 @@ def submit_request(state: State, submit: Submit, now: int) -> Refused | None:
         request.sequences.append(_make_sequence(state, request, submit, index, now))
     request.num_open = submit.n
     state.requests[identity.request] = request
-    refusal = _refusal(state, submit, request.sequences[0])
+    refusal = _refusal(state, submit, request.sequences[0], now)
     for sequence in request.sequences:
         state.outbox.open(sequence)
         if refusal is None:
             state.waiting.add(sequence)
+            state.unhashed.append(sequence)
         else:
             retry_after_ms = None
             if refusal[1] in (FailureReason.QUEUE_FULL, FailureReason.DRAINING):
@@ -79,15 +81,16 @@ def _make_sequence(state: State, request: Request, submit: Submit, index: int, n
     sequence.stop_token_ids = frozenset(columns.unpack(submit.stopping.stop_token_ids))
     sequence.min_length = len(tokens) + submit.stopping.min_tokens
     sequence.seed = seed_of_sample(submit.seed, index)
+    sequence.cache_root = root_of(submit.cache_salt)
     sequence.priority = submit.priority
-    sequence.tenant = submit.tenant
+    sequence.tenant = state.tenants.join(submit.tenant)
     sequence.arrival = state.num_arrivals
     sequence.t_submitted = now
     state.num_arrivals += 1
     return sequence
 
 
-def _refusal(state: State, submit: Submit, first: Sequence) -> Verdict | None:
+def _refusal(state: State, submit: Submit, first: Sequence, now: int) -> Verdict | None:
     """Why none of the call's sequences may enter, or None. Sets the limit of each."""
     if state.is_draining:
         return FinishReason.FAILED, FailureReason.DRAINING, "the server takes no new work"
@@ -98,8 +101,20 @@ def _refusal(state: State, submit: Submit, first: Sequence) -> Verdict | None:
     num_waiting = len(state.waiting)
     if num_waiting + submit.n > state.limits.max_waiting:
         return FinishReason.FAILED, FailureReason.QUEUE_FULL, f"{num_waiting} sequences are waiting"
-    if submit.remaining_ms is not None and submit.remaining_ms <= 0:
+    return _unreachable(state, submit, now)
+
+
+def _unreachable(state: State, submit: Submit, now: int) -> Verdict | None:
+    """Whether the deadline has passed, or will while the queue ahead drains at the measured rate."""
+    if submit.remaining_ms is None:
+        return None
+    if submit.remaining_ms <= 0:
         return FinishReason.FAILED, FailureReason.DEADLINE, "the deadline had passed on arrival"
+    rate = state.drain_rate.per_second(now)
+    wait_ms = len(state.waiting) / rate * 1000 if rate else 0.0
+    if wait_ms > submit.remaining_ms:
+        text = f"the queue takes {wait_ms:.0f} ms at the measured rate, the deadline leaves {submit.remaining_ms} ms"
+        return FinishReason.FAILED, FailureReason.DEADLINE_UNREACHABLE, text
     return None
 
 

@@ -1,5 +1,7 @@
 """What is always true of the state between two verbs. Used by tests after every event; never by the product's path."""
 
+from collections import Counter
+
 from services.scheduler.core.state import State
 
 
@@ -14,7 +16,8 @@ def check(state: State) -> None:
 def _check_places(state: State) -> None:
     """Every open sequence waits or runs, never both; every slot is free or held by one run."""
     waiting = list(state.waiting)
-    assert waiting == sorted(waiting, key=state.order), "the queue is out of order"
+    in_order = sorted(waiting, key=state.policy.precedence)
+    assert list(state.waiting.candidates()) == in_order, "the queue is out of order"
     held = {run.sequence: run for run in state.running}
     for sequence in waiting:
         assert sequence.run is None and sequence.finish is None and sequence not in held
@@ -30,11 +33,36 @@ def _check_places(state: State) -> None:
 
 
 def _check_blocks(state: State) -> None:
-    """Held blocks are exactly those in live block tables, each in one."""
-    tables = sorted(block for run in state.running for block in run.blocks)
-    assert tables == state.pool.held(), "a block is lost, shared or leaked"
+    """Counts are those of the live block tables; what is published is full, confirmed and never written again."""
+    tables = Counter(block for run in state.running for block in run.blocks)
+    tables.update(block for copy in state.copies.values() if copy.run is None for block in copy.device_blocks)
+    _check_host_blocks(state)
+    assert tables == state.pool.holders(), "a block is lost or leaked, or shared by others than are counted"
     assert 0 not in tables
     assert state.pool.num_free + len(tables) == state.pool.num_total
+    contents = state.cache.contents()
+    assert all(block in contents for block, count in tables.items() if count > 1), "shared and not published"
+    assert all(block in contents and block not in tables for block in state.pool.idle())
+    for run in state.running:
+        for index in range(run.num_published):
+            content = contents.get(run.blocks[index])
+            size = state.pool.block_size
+            assert content is None or content.tokens == run.tokens[index * size : (index + 1) * size].tobytes()
+        writable = run.blocks[run.confirmed // state.pool.block_size :]
+        assert not any(block in contents for block in writable), "a published block may be written"
+
+
+def _check_host_blocks(state: State) -> None:
+    """Every host block is free, holds a swapped sequence's KV, or is part of a copy."""
+    if state.capacity is None:
+        return
+    blocks = list(state.host_blocks)
+    for sequence in state.waiting:
+        if sequence.swapped is not None and sequence.swapped.is_there:
+            blocks += sequence.swapped.host_blocks
+    for copy in state.copies.values():
+        blocks += copy.host_blocks
+    assert sorted(blocks) == list(range(state.capacity.num_host_blocks)), "a host block is lost or shared"
 
 
 def _check_counters(state: State) -> None:
@@ -57,8 +85,10 @@ def _check_rows(state: State) -> None:
     assert state.num_carried == sum(run.is_carried for run in state.last_rows)
     assert all(run in state.running for run in state.claims)
     for run in state.running:
+        is_waiting_for_copy = run.copy is not None
         is_claiming = run in state.claims
-        assert run.is_carried + is_claiming + (run.is_exhausted and not run.is_carried) == 1, "a run goes nowhere"
+        is_ending = run.is_exhausted and not run.is_carried
+        assert run.is_carried + is_claiming + is_ending + is_waiting_for_copy == 1, "a run goes nowhere"
         if run.is_carried:
             assert run in state.last_rows and run.planned < run.due
     if state.inflight:

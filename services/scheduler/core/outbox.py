@@ -45,6 +45,7 @@ class Outbox:
                 failure=failure,
                 detail=detail,
                 num_output_tokens=sequence.num_output_tokens,
+                num_cached_tokens=sequence.num_cached_tokens,
                 matched_token=matched_token,
                 timings=_timings(sequence, now),
                 retry_after_ms=retry_after_ms,

@@ -7,12 +7,11 @@ drawn again, the same, since a draw depends only on seed and position.
 """
 
 from services.scheduler.core.admission import judge
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.core.state import Capacity, State
 from services.scheduler.core.step import StepRecord
-from services.wire import columns
-from services.wire.messages import AppendBlocks, FailureReason, FinishReason, Hello, Ready
+from services.scheduler.core.swap import forget_copies
+from services.wire.messages import FailureReason, FinishReason, Hello, Ready
 
 BLAME_FATAL = 3  # failed steps in a row that end a sequence
 
@@ -34,6 +33,7 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     record = state.inflight[0]
     assert record.step == step, f"failure of step {step} where {record.step} was due"
     _blame(state, [record], detail, now)
+    forget_copies(state)
     _forget_steps(state)
     for run in list(state.running):
         _renew(state, run.sequence)
@@ -45,10 +45,13 @@ def lose_executor(state: State, instance: int, now: int) -> None:
     if instance != state.instance or instance == 0:
         return
     _blame(state, list(state.inflight), "the executor died", now)
+    forget_copies(state)
     _forget_steps(state)
     for run in list(state.running):
         state.preempt(run)
         run.sequence.late = 0
+    for sequence in state.waiting:
+        sequence.swapped = None
     state.pending_ops.clear()  # nobody is left to retire the slots
     state.instance = 0
     state.is_open = False
@@ -74,10 +77,10 @@ def _forget_steps(state: State) -> None:
     """Nothing is in flight any more: nobody waits for late tokens, no step is a baseline, no operation is pending."""
     state.inflight.clear()
     state.pending_ops.clear()
-    state.last_rows = []
-    state.num_carried = 0
+    state.cache.forget_expected()
     for run in state.running:
-        run.is_carried = False
+        state.demote(run)
+    state.last_rows = []
     for sequence in state.waiting:
         sequence.late = 0
 
@@ -86,15 +89,16 @@ def _renew(state: State, sequence: Sequence) -> None:
     """The same blocks and confirmed positions under a new generation, told to the executor by the next plan."""
     old = sequence.run
     assert old is not None
+    state.cache.publish(old)
     blocks, old.blocks = old.blocks, []
-    confirmed = old.confirmed
     state.end_run(old)
     state.pending_ops.pop()  # the new epoch knows no slot, so there is nothing to retire
     run = state.start_run(sequence, state.free_slots.pop())
     run.blocks = blocks
-    run.planned = run.confirmed = confirmed
-    slots = columns.pack([run.slot] * len(blocks))
-    state.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(blocks))), columns.pack(blocks)))
+    run.planned = run.confirmed = old.confirmed
+    run.num_cached_blocks = old.num_cached_blocks
+    run.num_published = run.num_expected = old.num_published
+    state.tell_table(run)
 
 
 def _adopt(state: State, ready: Ready, now: int) -> None:
@@ -103,12 +107,15 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
         ready.num_blocks,
         ready.block_size,
         ready.max_rows,
+        ready.num_host_blocks,
         ready.card.context_length,
         ready.needs_known_tokens,
     )
-    state.pool = BlockPool(ready.num_blocks, ready.block_size)
+    state.set_pool(ready.num_blocks, ready.block_size)
     state.free_slots = list(range(ready.max_rows, 0, -1))
+    state.host_blocks = list(range(ready.num_host_blocks))
     for sequence in list(state.waiting):
+        sequence.chain.clear()  # keys are of blocks of the former size
         verdict = judge(state, sequence)
         if verdict is not None:
             state.finish(sequence, now, verdict)

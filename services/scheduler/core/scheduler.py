@@ -10,7 +10,7 @@ import heapq
 from services.scheduler.core.absorb import absorb_step
 from services.scheduler.core.admission import cancel_request, submit_request
 from services.scheduler.core.planner import plan_step
-from services.scheduler.core.policy import Policy, fcfs
+from services.scheduler.core.policy import FCFS, Policy
 from services.scheduler.core.recovery import fail_step, lose_executor, meet_executor
 from services.scheduler.core.sequence import Request
 from services.scheduler.core.state import STOP, Limits, State
@@ -37,7 +37,7 @@ _DEADLINE = (FinishReason.FAILED, FailureReason.DEADLINE, "the deadline passed")
 class Scheduler:
     """Verbs over State. `state` is for invariants, tests and metrics to read, never to change."""
 
-    def __init__(self, limits: Limits, policy: Policy = fcfs) -> None:
+    def __init__(self, limits: Limits, policy: Policy = FCFS) -> None:
         assert 1 <= limits.depth <= 3, "depth is 1, 2 or 3"
         self.state = State(limits, policy)
         self._deadlines: list[tuple[int, int, Request]] = []  # a heap; ended requests leave when their time comes
@@ -108,6 +108,24 @@ class Scheduler:
     def take_batch(self) -> TokenBatch | None:
         """What the text side must hear since the last call, or None."""
         return self.state.outbox.take()
+
+    def tidy(self) -> None:
+        """What can wait until everything is sent: keys of new prompts, publication of blocks filled by decoding."""
+        state = self.state
+        for sequence in state.unhashed:
+            if sequence.finish is None:
+                state.cache.hash_known(sequence)
+        state.unhashed.clear()
+        for run in state.unpublished:
+            state.cache.publish(run)
+        state.unpublished.clear()
+        for (num_tokens, num_positions), duration in state.finished_steps:
+            state.step_time.learn(num_tokens, num_positions, duration / 1000)
+        state.finished_steps.clear()
+
+    def flush_cache(self) -> None:
+        """Forget every prefix that no running sequence holds."""
+        self.state.cache.flush()
 
     def credit(self, credit: Credit) -> None:
         """A gateway's reader has come so far."""

@@ -13,7 +13,19 @@ as `late`.
 
 from array import array
 
-from services.wire.messages import FinishReason, Identity, Output, Sampling, SequenceKey, Stopping
+from services.wire.messages import CopyDirection, FinishReason, Identity, Output, Sampling, SequenceKey, Stopping
+
+
+class Tenant:
+    """Whom requests belong to. served: its virtual token counter, see tenant.py. num_carried: its carried rows."""
+
+    __slots__ = ("name", "num_carried", "num_open", "served")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.served = 0
+        self.num_open = 0
+        self.num_carried = 0
 
 
 class Request:
@@ -34,11 +46,14 @@ class Sequence:
     __slots__ = (
         "arrival",
         "blame",
+        "cache_root",
+        "chain",
         "finish",
         "key",
         "late",
         "limit",
         "min_length",
+        "num_cached_tokens",
         "num_prompt_tokens",
         "output",
         "priority",
@@ -48,6 +63,7 @@ class Sequence:
         "seed",
         "stop_token_ids",
         "stopping",
+        "swapped",
         "t_first_planned",
         "t_first_token",
         "t_submitted",
@@ -67,10 +83,14 @@ class Sequence:
         self.min_length = 0  # known tokens below which no stop token counts
         self.limit = 0
         self.seed = 0
+        self.cache_root = b""  # parent of its first block's key
+        self.chain: list[bytes] = []  # keys of its full blocks of known tokens, as far as they were needed
+        self.num_cached_tokens = 0  # of its prompt, found in the prefix cache when it was first admitted
         self.priority = 0
-        self.tenant = ""
+        self.tenant = Tenant("")
         self.arrival = 0
         self.run: Run | None = None
+        self.swapped: Swapped | None = None
         self.late = 0  # tokens in flight from runs that have ended
         self.blame = 0  # failed steps in a row that held it
         self.finish: FinishReason | None = None
@@ -83,6 +103,40 @@ class Sequence:
         return len(self.tokens) - self.num_prompt_tokens
 
 
+class Copy:
+    """A copy ordered and not reported: its blocks on both sides belong to it. t_ordered: nanoseconds.
+
+    Out: `swapped` is what will be there, and `sequence` whose it is. In: `run` waits for it. All None once the sequence
+    has ended.
+    """
+
+    __slots__ = ("device_blocks", "direction", "host_blocks", "number", "run", "sequence", "swapped", "t_ordered")
+
+    def __init__(
+        self, number: int, direction: CopyDirection, device_blocks: list[int], host_blocks: list[int], t_ordered: int
+    ) -> None:
+        self.number = number
+        self.direction = direction
+        self.device_blocks = device_blocks
+        self.host_blocks = host_blocks
+        self.t_ordered = t_ordered
+        self.sequence: Sequence | None = None
+        self.swapped: Swapped | None = None
+        self.run: Run | None = None
+
+
+class Swapped:
+    """KV of a waiting sequence in host memory: its first num_positions. is_there: the copy out has been reported."""
+
+    __slots__ = ("copy", "host_blocks", "is_there", "num_positions")
+
+    def __init__(self, host_blocks: list[int], num_positions: int, is_there: bool) -> None:
+        self.host_blocks = host_blocks
+        self.num_positions = num_positions
+        self.is_there = is_there
+        self.copy: Copy | None = None
+
+
 class Run:
     """A stay of a sequence on a slot.
 
@@ -93,11 +147,17 @@ class Run:
     __slots__ = (
         "blocks",
         "confirmed",
+        "copy",
         "due",
         "generation",
         "is_carried",
         "is_live",
+        "is_tainted",
+        "last_planned_step",
         "last_sampled_step",
+        "num_cached_blocks",
+        "num_expected",
+        "num_published",
         "planned",
         "sequence",
         "slot",
@@ -115,9 +175,15 @@ class Run:
         self.planned = 0
         self.confirmed = 0
         self.due = 0
+        self.copy: Copy | None = None  # a copy in that has not been reported; the run is not planned before
         self.is_live = True
         self.is_carried = False
+        self.is_tainted = False  # its KV must not be found by others
         self.last_sampled_step = 0  # 0: this generation has not sampled
+        self.last_planned_step = 0  # of rows that were not carried
+        self.num_cached_blocks = 0  # blocks it found, at the head of its table
+        self.num_published = 0  # blocks whose publication is settled, the found ones included
+        self.num_expected = 0  # blocks that are computed or being computed
 
     @property
     def num_in_flight(self) -> int:

@@ -6,18 +6,23 @@ one way to end (`finish`). Knows no budget and no order of service: planner.py d
 """
 
 from collections import deque
+from collections.abc import Iterable
+from typing import Literal
 
 from msgspec import Struct
 
-from services.scheduler.core.blocks import BlockPool
 from services.scheduler.core.credit import Credits
+from services.scheduler.core.learning import CopyTime, OutputLength, StepTime
 from services.scheduler.core.outbox import Outbox
-from services.scheduler.core.policy import Policy
+from services.scheduler.core.policy import Policy, VictimRule, choose_victim
+from services.scheduler.core.prefix import PrefixCache
 from services.scheduler.core.rate import DrainRate
-from services.scheduler.core.sequence import Request, Run, Sequence
+from services.scheduler.core.sequence import Copy, Request, Run, Sequence
 from services.scheduler.core.step import StepRecord
+from services.scheduler.core.tenant import Tenants
 from services.scheduler.core.waiting import WaitingQueue
-from services.wire.messages import FailureReason, FinishReason, Op, SlotInit, SlotRetire
+from services.wire import columns
+from services.wire.messages import AppendBlocks, FailureReason, FinishReason, Op, SlotInit, SlotRetire
 
 CANCELLED = (FinishReason.CANCELLED, FailureReason.NONE, "")
 LENGTH = (FinishReason.LENGTH, FailureReason.NONE, "")
@@ -33,6 +38,12 @@ class Limits(Struct, frozen=True):
     max_num_seqs: int
     max_waiting: int
     max_unread: int
+    prefix_cache: bool = True
+    preemption: Literal["recompute", "swap", "auto"] = "recompute"
+    victim: VictimRule = "lifo"
+    forecast: bool = True  # look at block usage to come before anybody joins
+    prefill_quantum: int = 0  # tokens of each step that decode rows leave to prefill
+    inter_token_us: int = 0  # target for the time of a step with decode rows; 0 = none
 
 
 class Capacity(Struct, frozen=True):
@@ -41,6 +52,7 @@ class Capacity(Struct, frozen=True):
     num_blocks: int
     block_size: int
     max_rows: int
+    num_host_blocks: int
     context_length: int
     needs_known_tokens: bool
 
@@ -53,6 +65,7 @@ class Counters(Struct):
     num_wasted_rows: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class State:
@@ -60,7 +73,8 @@ class State:
 
     def __init__(self, limits: Limits, policy: Policy) -> None:
         self.limits = limits
-        self.order = policy
+        self.policy = policy
+        self.tenants = Tenants()
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: dict[Run, None] = {}  # in order of admission
@@ -76,7 +90,17 @@ class State:
         self.drain_rate = DrainRate()
         self.counters = Counters()
         self.capacity: Capacity | None = None
-        self.pool = BlockPool(2, 1)  # replaced by the executor's capacity
+        self.set_pool(2, 1)  # until an executor says what it has
+        self.unhashed: list[Sequence] = []  # new sequences whose keys are computed after the sends
+        self.finished_steps: list[tuple[tuple[int, int], int]] = []  # sizes and durations not yet learned from
+        self.step_time = StepTime()
+        self.output_length = OutputLength()
+        self.copy_time = CopyTime()
+        self.copies: dict[int, Copy] = {}  # ordered and not reported
+        self.num_copies = 0
+        self.host_blocks: list[int] = []  # free blocks of the host pool
+        self.last_preemption_step = 0
+        self.unpublished: dict[Run, None] = {}  # runs that have filled a block since the last tidying
         self.free_slots: list[int] = []
         self.generation = 0
         self.num_arrivals = 0
@@ -85,6 +109,11 @@ class State:
         self.is_open = False  # the executor has answered this epoch's Hello
         self.is_paused = False
         self.is_draining = False
+
+    def set_pool(self, num_blocks: int, block_size: int) -> None:
+        """An empty pool and an empty prefix cache over it."""
+        self.cache = PrefixCache(num_blocks, block_size, self.limits.prefix_cache)
+        self.pool = self.cache.pool
 
     def has_credit(self, sequence: Sequence) -> bool:
         return not self.credits.is_silent(sequence.key.gateway)
@@ -116,17 +145,55 @@ class State:
         )
         return run
 
+    def choose_victim(self, runs: Iterable[Run]) -> Run | None:
+        """Whom of these to preempt, by the policy and the rule in force."""
+        return choose_victim(runs, self.policy, self.limits.victim, self.has_credit, self.pool)
+
+    def max_running(self) -> int:
+        """Most sequences on the executor: every decode row always fits the budget, the prefill quantum left out."""
+        assert self.capacity is not None
+        limits = self.limits
+        return max(1, min(limits.max_num_seqs, limits.token_budget - limits.prefill_quantum, self.capacity.max_rows))
+
+    def num_held_positions(self) -> int:
+        """KV positions of the blocks that cannot be allocated now."""
+        return (self.pool.num_total - self.pool.num_free) * self.pool.block_size
+
+    def next_copy(self) -> int:
+        self.num_copies += 1
+        return self.num_copies
+
+    def tell_table(self, run: Run) -> None:
+        """The next plan gives the executor the run's whole block table."""
+        slots = columns.pack([run.slot] * len(run.blocks))
+        table = columns.pack(run.blocks)
+        self.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(run.blocks))), table))
+
+    def promote(self, run: Run) -> None:
+        """From now on the run goes on by itself, one future row a step."""
+        run.is_carried = True
+        self.num_carried += 1
+        run.sequence.tenant.num_carried += 1
+        del self.claims[run]
+
     def demote(self, run: Run) -> None:
         """The run no longer goes on by itself."""
         if run.is_carried:
             run.is_carried = False
-            run.last_sampled_step = self.last_step
+            run.last_sampled_step = run.last_planned_step = self.last_step
             self.num_carried -= 1
+            run.sequence.tenant.num_carried -= 1
 
     def end_run(self, run: Run) -> None:
         """The one way off the executor: blocks and slot are free at once, since steps run first in, first out."""
         sequence = run.sequence
         self.demote(run)
+        if run.copy is None:
+            self.cache.leave(run)
+        else:
+            run.copy.run = None  # the copy keeps the blocks until it is reported
+            run.blocks = []
+        self.unpublished.pop(run, None)
         run.is_live = False
         sequence.run = None
         del self.running[run]
@@ -142,6 +209,7 @@ class State:
         self.end_run(run)
         self.waiting.add(sequence)
         self.counters.num_preemptions += 1
+        self.last_preemption_step = self.last_step + 1
 
     def finish(
         self,
@@ -156,9 +224,22 @@ class State:
             self.end_run(sequence.run)
         else:
             self.waiting.remove(sequence)
+            self._drop_swapped(sequence)
+        if ending[0] == FinishReason.STOP or ending[0] == FinishReason.LENGTH:
+            self.output_length.learn(sequence.num_output_tokens)
         self.close(sequence, now, ending, matched_token=matched_token)
         if sequence.request.num_open == 0:
             self.drain_rate.note(now)
+
+    def _drop_swapped(self, sequence: Sequence) -> None:
+        """Host blocks are free at once, or when the copy that fills them is reported."""
+        swapped, sequence.swapped = sequence.swapped, None
+        if swapped is not None:
+            if swapped.is_there:
+                self.host_blocks.extend(swapped.host_blocks)
+            else:
+                assert swapped.copy is not None
+                swapped.copy.sequence = swapped.copy.swapped = None
 
     def close(
         self,
@@ -172,6 +253,7 @@ class State:
         sequence.finish = ending[0]
         self.suspects.pop(sequence, None)
         self.outbox.close(sequence, now, ending, retry_after_ms, matched_token)
+        self.tenants.leave(sequence.tenant)
         request = sequence.request
         request.num_open -= 1
         if request.num_open == 0 and self.requests.get(request.identity.request) is request:

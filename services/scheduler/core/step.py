@@ -17,13 +17,16 @@ class StepRecord:
     """rows: every row in wire order. added: the rows that were not carried, with their token counts; the last
     len(added) of `rows`. samples: whether each of those put a token out; every carried row does."""
 
-    __slots__ = ("added", "rows", "samples", "step")
+    __slots__ = ("added", "rows", "samples", "size", "step")
 
-    def __init__(self, step: int, rows: list[Run], added: list[tuple[Run, int]], samples: list[bool]) -> None:
+    def __init__(
+        self, step: int, rows: list[Run], added: list[tuple[Run, int]], samples: list[bool], size: tuple[int, int]
+    ) -> None:
         self.step = step
         self.rows = rows
         self.added = added
         self.samples = samples
+        self.size = size  # new tokens, and KV positions held: what its duration depends on
 
     def samplers(self, failed: frozenset[int]) -> list[Run]:
         """The rows that put a token out, in order; failed: indices of rows that did not."""
@@ -40,6 +43,7 @@ class Draft:
         self.step = step
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
+        self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
         self._append_slots: list[int] = []
         self._append_starts: list[int] = []
         self._append_blocks: list[int] = []
@@ -68,6 +72,7 @@ class Draft:
         self.added.append((run, count))
         self.samples.append(samples)
         run.planned = position + count
+        run.last_planned_step = self.step
         if samples:
             run.last_sampled_step = self.step
 

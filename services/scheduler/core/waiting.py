@@ -1,38 +1,61 @@
 """The waiting queue: sequences without a run, in the policy's order.
 
-Holds new, preempted and interrupted sequences alike; whoever returns takes the place its order gives it, so nobody
-loses its turn. Knows no blocks and no budget.
+Holds new, preempted, swapped and interrupted sequences alike; whoever returns takes the place its order gives it, so
+nobody loses its turn. Groups (tenants) are ranked anew at every look, their members are sorted once. Knows no blocks
+and no budget.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
+from services.scheduler.core.policy import Policy
 from services.scheduler.core.sequence import Sequence
-
-Order = tuple[int, ...]
 
 
 class WaitingQueue:
-    """Sorted by order(sequence), which must be unique and must not change while the sequence waits."""
+    """A group that is empty is forgotten."""
 
-    def __init__(self, order: Callable[[Sequence], Order]) -> None:
-        self._order = order
-        self._sequences: list[Sequence] = []
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._groups: dict[str, list[Sequence]] = {}
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return len(self._sequences)
+        return self._num_waiting
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+        """Every member, group by group."""
+        for members in self._groups.values():
+            yield from members
 
-    def __getitem__(self, index: int) -> Sequence:
-        return self._sequences[index]
+    def candidates(self) -> Iterator[Sequence]:
+        """Members in order. One that is taken out while it is looked at makes room for the next of its group; one that
+        stays is passed over. Ranks are read at each step, so serving one group lets another go first."""
+        positions: dict[str, int] = {}
+        while True:
+            heads = [members[i] for g, members in self._groups.items() if (i := positions.get(g, 0)) < len(members)]
+            if not heads:
+                return
+            head = heads[0] if len(heads) == 1 else min(heads, key=self._policy.precedence)
+            group = self._policy.group(head)
+            yield head
+            position = positions.get(group, 0)
+            members = self._groups.get(group, [])
+            if position < len(members) and members[position] is head:
+                positions[group] = position + 1
 
     def add(self, sequence: Sequence) -> None:
-        insort(self._sequences, sequence, key=self._order)
+        members = self._groups.setdefault(self._policy.group(sequence), [])
+        insort(members, sequence, key=self._policy.order)
+        self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; it must be there."""
-        index = bisect_left(self._sequences, self._order(sequence), key=self._order)
-        assert self._sequences[index] is sequence, "the sequence is not waiting"
-        del self._sequences[index]
+        group = self._policy.group(sequence)
+        members = self._groups[group]
+        index = bisect_left(members, self._policy.order(sequence), key=self._policy.order)
+        assert members[index] is sequence, "the sequence is not waiting"
+        del members[index]
+        if not members:
+            del self._groups[group]
+        self._num_waiting -= 1

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from services.wire import columns
 from services.wire.messages import (
     AppendBlocks,
+    CopyBlocks,
+    CopyDirection,
     FailedRow,
     FailureReason,
     Hello,
@@ -63,9 +65,20 @@ class Slot:
 class ExecutorModel:
     """Plans queue up in `plans`; `step()` runs the oldest and returns its result."""
 
-    def __init__(self, instance: int, num_blocks: int, block_size: int, max_rows: int, context_length: int) -> None:
+    def __init__(
+        self,
+        instance: int,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        context_length: int,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.instance, self.num_blocks, self.block_size = instance, num_blocks, block_size
-        self.max_rows, self.context_length = max_rows, context_length
+        self.max_rows, self.context_length, self.num_host_blocks = max_rows, context_length, num_host_blocks
+        self.copies: deque[CopyBlocks] = deque()  # ordered and not done; each takes effect as late as it may
+        self.copy_lag = 0  # steps a copy outlasts the one that ordered it
+        self.host_cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.epoch = 0
         self.has_failed = False
         self.plans: deque[StepPlan] = deque()
@@ -77,11 +90,14 @@ class ExecutorModel:
 
     def ready(self, epoch: int) -> Ready:
         card = ModelCard("model", VOCAB, self.context_length, (1,))
-        return Ready(epoch, self.instance, self.num_blocks, self.block_size, self.max_rows, 1, card)
+        sizes = (self.num_blocks, self.block_size, self.max_rows, 1)
+        return Ready(epoch, self.instance, *sizes, card, num_host_blocks=self.num_host_blocks)
 
     def hello(self, hello: Hello) -> Ready:
         self.epoch = hello.epoch
         self.has_failed = False
+        while self.copies:
+            self._copy(self.copies.popleft())
         self.plans.clear()
         self.slots.clear()
         self.rows = []
@@ -100,6 +116,7 @@ class ExecutorModel:
             return StepResult(plan.epoch, plan.step, StepStatus.FAILED, detail="injected")
         for op in plan.ops:
             self._apply(op)
+        copies_done = self._end_copies(must_end=not plan.slots and len(self.rows) == len(columns.unpack(plan.dropped)))
         rows = self._rows(plan)
         self.rows = [slot for slot, *_ in rows]
         assert len(set(self.rows)) == len(self.rows), "a slot has two rows"
@@ -121,7 +138,13 @@ class ExecutorModel:
             else:
                 n_out.append(0)
         return StepResult(
-            plan.epoch, plan.step, StepStatus.OK, columns.pack(tokens), columns.pack(n_out), failed_rows=tuple(failed)
+            plan.epoch,
+            plan.step,
+            StepStatus.OK,
+            columns.pack(tokens),
+            columns.pack(n_out),
+            failed_rows=tuple(failed),
+            copies_done=columns.pack(copies_done),
         )
 
     def _apply(self, op: Op) -> None:
@@ -138,7 +161,29 @@ class ExecutorModel:
                 assert len(self.slots[slot].table) == start and 1 <= block < self.num_blocks
                 self.slots[slot].table.append(block)
         else:
-            raise AssertionError(f"an operation nobody asked for: {op}")
+            assert op.direction != CopyDirection.WITHIN, "nobody asked for a copy within the device"
+            self.copies.append(op)
+
+    def _end_copies(self, must_end: bool) -> list[int]:
+        """Copies end in order, all but the newest copy_lag; a step without rows waits for one."""
+        num_left = self.copy_lag if not must_end else min(self.copy_lag, max(0, len(self.copies) - 1))
+        done: list[int] = []
+        while len(self.copies) > num_left:
+            copy = self.copies.popleft()
+            self._copy(copy)
+            done.append(copy.copy)
+        return done
+
+    def _copy(self, copy: CopyBlocks) -> None:
+        is_out = copy.direction == CopyDirection.OUT
+        here, there = (self.cells, self.host_cells) if is_out else (self.host_cells, self.cells)
+        pairs = zip(columns.unpack(copy.sources), columns.unpack(copy.destinations), strict=True)
+        for source, destination in pairs:
+            assert 0 <= (destination if is_out else source) < self.num_host_blocks
+            for offset in range(self.block_size):
+                there.pop((destination, offset), None)
+                if (source, offset) in here:
+                    there[destination, offset] = here[source, offset]
 
     def _rows(self, plan: StepPlan) -> list[tuple[int, int, int, int, list[int]]]:
         """(slot, position, count, flags, inputs) of each row; the difference applied."""

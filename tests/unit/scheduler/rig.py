@@ -1,6 +1,9 @@
 """A scheduler and the executor model, driven event by event; the text side's laws are checked as batches arrive."""
 
+from typing import Any
+
 from services.scheduler.core import invariants
+from services.scheduler.core.policy import FCFS, Policy
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.state import Limits
 from services.wire import columns
@@ -30,8 +33,9 @@ def limits(
     max_num_seqs: int = 16,
     max_waiting: int = 1000,
     max_unread: int = 1000,
+    **choices: Any,
 ) -> Limits:
-    return Limits(depth, token_budget, chunk_size, max_num_seqs, max_waiting, max_unread)
+    return Limits(depth, token_budget, chunk_size, max_num_seqs, max_waiting, max_unread, **choices)
 
 
 def submit_message(
@@ -46,6 +50,9 @@ def submit_message(
     incarnation: int = 1,
     gateway: str = "g",
     remaining_ms: int | None = None,
+    priority: int = 0,
+    tenant: str = "",
+    salt: str = "",
 ) -> Submit:
     stops = columns.pack(stop_ids)
     return Submit(
@@ -57,6 +64,9 @@ def submit_message(
         seed=seed,
         n=n,
         remaining_ms=remaining_ms,
+        priority=priority,
+        tenant=tenant,
+        cache_salt=salt,
     )
 
 
@@ -71,9 +81,12 @@ class Rig:
         block_size: int = 4,
         max_rows: int = 16,
         context_length: int = 512,
+        num_host_blocks: int = 0,
+        policy: Policy = FCFS,
     ) -> None:
-        self.scheduler = Scheduler(bounds or limits())
-        self.shape = (num_blocks, block_size, max_rows, context_length)
+        self.scheduler = Scheduler(bounds or limits(), policy)
+        self.shape = (num_blocks, block_size, max_rows, context_length, num_host_blocks)
+        self.copy_lag = 0
         self.now = 1
         self.num_instances = 0
         self.plans: list[StepPlan] = []
@@ -86,6 +99,7 @@ class Rig:
     def _open_executor(self) -> ExecutorModel:
         self.num_instances += 1
         executor = ExecutorModel(self.num_instances, *self.shape)
+        executor.copy_lag = self.copy_lag
         hello = self.scheduler.executor_ready(executor.ready(0), self.now)
         assert hello is not None
         assert self.scheduler.executor_ready(executor.hello(hello), self.now) is None
@@ -96,6 +110,8 @@ class Rig:
         self.now += 1
         invariants.check(self.scheduler.state)
         batch = self.scheduler.take_batch()
+        self.scheduler.tidy()
+        invariants.check(self.scheduler.state)
         if batch is None:
             return
         assert batch.number == self.last_number + 1
@@ -150,7 +166,7 @@ class Rig:
             counts = [count for _, _, count in self.executor.row_history[-1]]
             bounds = self.scheduler.state.limits
             assert sum(counts) <= bounds.token_budget and len(counts) <= bounds.max_num_seqs
-            assert max(counts) <= bounds.chunk_size
+            assert max(counts, default=0) <= bounds.chunk_size
         hello = self.scheduler.absorb(result, self.now)
         if hello is not None:
             while self.executor.plans:  # the later steps of a failed epoch are answered as failed, and ignored
@@ -186,7 +202,8 @@ class Rig:
     def assert_idle(self) -> None:
         state = self.scheduler.state
         assert state.pool.num_free == state.pool.num_total and not state.running and not len(state.waiting)
-        assert not state.inflight and not state.suspects
+        assert not state.inflight and not state.suspects and not state.copies
+        assert sorted(state.host_blocks) == list(range(self.shape[4])), "a host block is lost"
 
     # expectations
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from services.scheduler.core.admission import seed_of_sample
+from services.scheduler.core.policy import FAIR, FCFS, STATIC, priority
 from services.wire.messages import FailureReason, FinishReason, Identity, SequenceKey, Submit
 from tests.unit.scheduler.rig import Rig, expected_output, limits, submit_message
 
@@ -25,7 +26,7 @@ class Weights:
     silence: float = 0
 
 
-NUM_SEEDS = 20
+NUM_SEEDS = 8
 CALM = Weights()
 FAULTY = Weights(fail=0.15, kill=0.06, poison=0.1)
 SILENT = Weights(silence=0.5)
@@ -46,14 +47,24 @@ class Workload:
                 chunk_size=rng.choice([1, 3, budget]),
                 max_num_seqs=rng.choice([1, 2, 4, 8]),
                 max_unread=rng.choice([1, 4]) if weights.silence else 10_000,
+                prefix_cache=rng.random() < 0.8,
+                preemption=rng.choice(["recompute", "swap", "auto"]),
+                victim=rng.choice(["lifo", "lru", "cost"]),
+                forecast=rng.random() < 0.3,
+                prefill_quantum=rng.choice([0, 0, 2]),
+                inter_token_us=rng.choice([0, 0, 1]),
             ),
             num_blocks=rng.randint(5, 33),
             block_size=rng.choice([1, 2, 4, 8]),
             max_rows=rng.choice([2, 8]),
+            num_host_blocks=rng.choice([0, 4, 30]),
+            policy=rng.choice([FCFS, FCFS, priority(5), FAIR, STATIC]),
         )
+        self.rig.copy_lag = self.rig.executor.copy_lag = rng.choice([0, 1, 3])
         self.submits: dict[str, Submit] = {}
         self.touched: set[str] = set()  # cancelled, stopped or poisoned: their outputs are a prefix
         self.silent: str | None = None
+        self.stems = [[rng.randint(2, 49) for _ in range(20)] for _ in range(3)]
 
     def run(self, num_events: int) -> None:
         names = [name for name in vars(self.weights) if getattr(self.weights, name)]
@@ -73,16 +84,25 @@ class Workload:
         name = f"r{len(self.submits)}"
         submit = submit_message(
             name,
-            [rng.randint(2, 49) for _ in range(length)],
+            self._prompt(length),
             max_tokens=rng.randint(1, max(1, min(25, positions - length))),
             stop_ids=tuple(rng.sample(range(2, 50), rng.choice([0, 0, 3]))),
             min_tokens=0,
             seed=rng.randint(0, 5),
             n=rng.choice([1, 1, 1, 2, 3]),
             gateway=rng.choice(["g", "h"]) if self.weights.silence else "g",
+            priority=rng.randint(-1, 2),
+            tenant=rng.choice(["x", "y", "z"]),
+            salt=rng.choice(["", "", "s"]),
         )
         self.submits[name] = submit
         assert self.rig.submit(submit) is None
+
+    def _prompt(self, length: int) -> list[int]:
+        """Half of them begin like others."""
+        rng = self.random
+        stem = rng.choice(self.stems)[: rng.choice([0, rng.randint(0, length)])]
+        return stem + [rng.randint(2, 49) for _ in range(length - len(stem))]
 
     def cancel(self) -> None:
         if self.submits:
@@ -153,11 +173,18 @@ class Workload:
 
 @pytest.mark.parametrize(("weights", "first_seed"), [(CALM, 0), (FAULTY, 1000), (SILENT, 2000), (EVERYTHING, 3000)])
 def test_every_request_gets_what_it_would_get_alone(weights: Weights, first_seed: int) -> None:
+    num_cached_tokens = num_copies = num_preemptions = 0
     for seed in range(first_seed, first_seed + NUM_SEEDS):
         try:
-            Workload(seed, weights).run(250)
+            workload = Workload(seed, weights)
+            workload.run(250)
+            state = workload.rig.scheduler.state
+            num_cached_tokens += state.counters.num_cached_tokens
+            num_preemptions += state.counters.num_preemptions
+            num_copies += state.num_copies
         except Exception as error:
             raise AssertionError(f"workload of seed {seed}") from error
+    assert num_cached_tokens and num_preemptions and num_copies, "the workloads are too easy"
 
 
 def test_same_events_give_the_same_plans_byte_for_byte() -> None:

@@ -524,7 +524,7 @@ def test_a_smaller_executor_is_judged_again_and_losers_fail() -> None:
     rig.submit(submit_message("loses", [3] * 30, max_tokens=60))
     for _ in range(3):
         rig.turn()
-    rig.shape = (9, 4, 16, 512)
+    rig.shape = (9, 4, 16, 512, 0)
     rig.kill_executor()
     assert rig.close_of("loses").failure == FailureReason.KV_CAPACITY
     rig.run()

@@ -1,0 +1,41 @@
+"""Looking ahead: whether the pool will hold everybody who runs, and one more, until they end.
+
+Block usage is simulated into the future (after tokasaurus, manager/scheduler.py) with learned output lengths instead
+of a bare watermark: each running sequence grows by a token a step until its likely end and then gives its blocks back.
+After a preemption the likely length is taken longer for a while, so that the same mistake is not made at once again.
+"""
+
+from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.state import State
+
+SPREADS = 0.25  # standard deviations added to the mean output length
+SPREADS_AFTER_PREEMPTION = 2.0
+CAUTIOUS_STEPS = 64
+
+
+def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
+    """Whether admitting this sequence is likely to need no preemption. Alone, anybody may try."""
+    if not state.limits.forecast or not state.running or not state.output_length.is_known:
+        return True
+    is_cautious = state.last_step - state.last_preemption_step < CAUTIOUS_STEPS and state.last_preemption_step > 0
+    likely = state.output_length.likely(SPREADS_AFTER_PREEMPTION if is_cautious else SPREADS)
+    pool = state.pool
+    if pool.num_free * pool.block_size >= (len(state.running) + 1) * (likely + pool.block_size) + len(sequence.tokens):
+        return True  # even if nobody ended before its likely end
+    # (steps to the end, positions held now) of everybody, the longest-lived first.
+    lives = [(_steps_left(sequence, likely), len(sequence.tokens) - num_found * pool.block_size)]
+    lives += [(_steps_left(run.sequence, likely), run.planned) for run in state.running]
+    lives.sort(reverse=True)
+    num_positions = 0
+    for num_alive, (steps_left, positions) in enumerate(lives, 1):
+        num_positions += positions
+        # Usage just before this one ends: everybody still alive has grown as long, and half a block each is unused.
+        usage = (num_positions + num_alive * steps_left) / pool.block_size + num_alive / 2
+        if usage > pool.num_total:
+            return False
+    return True
+
+
+def _steps_left(sequence: Sequence, likely: float) -> int:
+    end = min(sequence.limit, sequence.num_prompt_tokens + max(int(likely), sequence.num_output_tokens + 1))
+    return max(0, end - len(sequence.tokens))

@@ -1,0 +1,138 @@
+"""The prefix cache: which block holds the KV of which tokens after which prefix.
+
+A full block of known tokens has a key, chained from its parent's key, the salt and its tokens (hash-chained blocks as
+in vLLM's automatic prefix caching; BLAKE2b with 16 bytes). Tokens and parent are compared on a hit all the same, so a
+collision costs a miss. A block is published when its positions are acknowledged, never before; until then its key is
+*expected*, and a request that needs it waits instead of computing it twice. Knows no order of service and no budget.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from services.scheduler.core.blocks import BlockPool
+from services.scheduler.core.sequence import Run, Sequence
+
+KEY_BYTES = 16
+
+
+def root_of(salt: str) -> bytes:
+    """The parent of every first block under a salt: requests of different salts share nothing."""
+    return blake2b(salt.encode(), digest_size=KEY_BYTES).digest()
+
+
+class Content(NamedTuple):
+    """What a published block holds."""
+
+    key: bytes
+    parent: bytes
+    tokens: bytes
+
+
+class PrefixCache:
+    """Invariant: a block has a Content exactly while it is published, and its key leads to it."""
+
+    def __init__(self, num_blocks: int, block_size: int, is_on: bool) -> None:
+        self._is_on = is_on
+        self.pool = BlockPool(num_blocks, block_size, self._forget)
+        self._block_size = block_size
+        self._block_of: dict[bytes, int] = {}
+        self._content_of: dict[int, Content] = {}
+        self._expected: dict[bytes, Run] = {}
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Blocks holding the longest published prefix of the known tokens; at least one token is left to compute."""
+        blocks: list[int] = []
+        if not self._is_on or sequence.sampling.prompt_logprobs is not None:
+            return blocks  # logprobs of the prompt need every position computed
+        for content in self._contents(sequence, 0, (len(sequence.tokens) - 1) // self._block_size):
+            block = self._block_of.get(content.key)
+            if block is None or self._content_of[block] != content:
+                break
+            blocks.append(block)
+        return blocks
+
+    def is_expected(self, sequence: Sequence, num_hits: int) -> bool:
+        """Whether the block after the hits is being computed for somebody else."""
+        if not self._expected or num_hits >= (len(sequence.tokens) - 1) // self._block_size:
+            return False
+        return self._key(sequence, num_hits) in self._expected
+
+    def hash_known(self, sequence: Sequence) -> None:
+        """Compute the keys of a sequence ahead of need."""
+        num_full = len(sequence.tokens) // self._block_size
+        if self._is_on and num_full:
+            self._key(sequence, num_full - 1)
+
+    def expect(self, run: Run) -> None:
+        """A chunk of the run is planned: nobody else need compute its full blocks."""
+        num_full = min(run.planned, len(run.tokens)) // self._block_size if self._is_on else 0
+        for index in range(run.num_expected, num_full):
+            key = self._key(run.sequence, index)
+            if key not in self._block_of:
+                self._expected.setdefault(key, run)
+        run.num_expected = max(run.num_expected, num_full)
+
+    def publish(self, run: Run) -> None:
+        """The run's confirmed full blocks may be found; one whose key is there already stays the run's own."""
+        num_full = run.confirmed // self._block_size if self._is_on and not run.is_tainted else 0
+        for index, content in enumerate(self._contents(run.sequence, run.num_published, num_full), run.num_published):
+            if self._expected.get(content.key) is run:
+                del self._expected[content.key]
+            if content.key not in self._block_of:
+                block = run.blocks[index]
+                self._block_of[content.key] = block
+                self._content_of[block] = content
+                self.pool.publish(block)
+        run.num_published = max(run.num_published, num_full)
+
+    def leave(self, run: Run) -> None:
+        """The run ends: what it has confirmed is published, what it was expected to compute is not any more."""
+        self.publish(run)
+        for index in range(run.num_published, run.num_expected):
+            key = self._key(run.sequence, index)
+            if self._expected.get(key) is run:
+                del self._expected[key]
+
+    def taint(self, run: Run) -> None:
+        """The run's KV is worth nothing: what it published is withdrawn, and it publishes no more."""
+        run.is_tainted = True
+        for block in run.blocks[run.num_cached_blocks :]:
+            if block in self._content_of:
+                self._forget(block)
+                self.pool.retract(block)
+
+    def forget_expected(self) -> None:
+        """Nothing is in flight any more."""
+        self._expected.clear()
+
+    def flush(self) -> None:
+        """Give up every block that nobody holds."""
+        for block in self.pool.idle():
+            self._forget(block)
+            self.pool.retract(block)
+
+    def contents(self) -> dict[int, Content]:
+        """What each published block holds."""
+        return dict(self._content_of)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._content_of.pop(block).key]
+
+    def _contents(self, sequence: Sequence, start: int, stop: int) -> Iterator[Content]:
+        for index in range(start, stop):
+            key = self._key(sequence, index)
+            parent = sequence.chain[index - 1] if index else sequence.cache_root
+            yield Content(key, parent, self._tokens(sequence, index))
+
+    def _key(self, sequence: Sequence, index: int) -> bytes:
+        """The key of a full block of known tokens; those before it are computed on the way and kept."""
+        chain = sequence.chain
+        while len(chain) <= index:
+            parent = chain[-1] if chain else sequence.cache_root
+            chain.append(blake2b(parent + self._tokens(sequence, len(chain)), digest_size=KEY_BYTES).digest())
+        return chain[index]
+
+    def _tokens(self, sequence: Sequence, index: int) -> bytes:
+        start = index * self._block_size
+        return sequence.tokens[start : start + self._block_size].tobytes()

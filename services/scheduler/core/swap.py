@@ -1,0 +1,113 @@
+"""Swapping: a preempted sequence's KV goes to host memory and comes back, by copies that the executor reports.
+
+A copy out runs after every step planned before it, so the host holds all planned positions. Until a copy is reported,
+its blocks on both sides are fenced: they belong to the copy and to nobody else. Preemption by swap keeps what
+preemption by recompute throws away; which of them costs less is learned (`auto`).
+"""
+
+from services.scheduler.core.sequence import Copy, Run, Sequence, Swapped
+from services.scheduler.core.state import State
+from services.wire import columns
+from services.wire.messages import CopyBlocks, CopyDirection
+
+
+def preempt(state: State, run: Run, now: int) -> None:
+    """Running -> waiting, by the way the mode asks for; tokens in flight are delivered all the same."""
+    if _wants_swap(state, run):
+        _swap_out(state, run, now)
+    state.preempt(run)
+
+
+def swap_in(state: State, sequence: Sequence, now: int) -> None:
+    """Waiting -> running, with a copy of its KV ordered; the run is planned once the copy is reported."""
+    swapped = sequence.swapped
+    assert swapped is not None and swapped.is_there and not sequence.late
+    run = state.admit(sequence, now)
+    sequence.swapped = None
+    run.blocks = state.pool.allocate(len(swapped.host_blocks))
+    state.tell_table(run)
+    run.planned = run.confirmed = swapped.num_positions
+    del state.claims[run]
+    copy = Copy(state.next_copy(), CopyDirection.IN, run.blocks, swapped.host_blocks, now)
+    copy.run = run
+    run.copy = copy
+    _order(state, copy)
+
+
+def absorb_copies(state: State, copies_done: bytes, now: int) -> None:
+    """Copies have ended: their fences fall."""
+    for number in columns.unpack(copies_done):
+        copy = state.copies.pop(number)
+        state.copy_time.learn(len(copy.host_blocks), (now - copy.t_ordered) / 1000)
+        if copy.direction == CopyDirection.OUT:
+            state.pool.free(copy.device_blocks)
+            if copy.swapped is None:
+                state.host_blocks.extend(copy.host_blocks)  # its sequence has ended
+            else:
+                copy.swapped.is_there = True
+        else:
+            state.host_blocks.extend(copy.host_blocks)
+            if copy.run is None:
+                state.pool.free(copy.device_blocks)  # its sequence has ended
+            else:
+                copy.run.copy = None
+                state.claims[copy.run] = None
+
+
+def forget_copies(state: State) -> None:
+    """An epoch is over: an unreported copy out becomes a recompute, an unreported copy in returns to swapped."""
+    for copy in list(state.copies.values()):
+        del state.copies[copy.number]
+        if copy.direction == CopyDirection.OUT:
+            state.pool.free(copy.device_blocks)
+            state.host_blocks.extend(copy.host_blocks)
+            if copy.sequence is not None:
+                copy.sequence.swapped = None
+        elif copy.run is None:
+            state.pool.free(copy.device_blocks)
+            state.host_blocks.extend(copy.host_blocks)
+        else:
+            run = copy.run
+            run.copy = None
+            run.is_tainted = True  # what its blocks hold is unknown
+            state.preempt(run)
+            run.sequence.swapped = Swapped(copy.host_blocks, run.planned, is_there=True)
+
+
+def is_copying_out(state: State) -> bool:
+    """Whether somebody's blocks are on their way out; nobody else is preempted meanwhile."""
+    return any(copy.direction == CopyDirection.OUT for copy in state.copies.values())
+
+
+def _wants_swap(state: State, run: Run) -> bool:
+    num_blocks = state.pool.blocks_for(run.planned)
+    mode = state.limits.preemption
+    if mode == "recompute" or run.planned == 0 or num_blocks > len(state.host_blocks):
+        return False
+    if mode == "swap" or state.copy_time.us_per_block is None:
+        return True  # auto learns what a copy costs by ordering one
+    # What all running rows lose: the copies' stall, out and in, against the tokens that are computed again.
+    return 2 * num_blocks * state.copy_time.us_per_block < run.planned * state.step_time.us_per_token
+
+
+def _swap_out(state: State, run: Run, now: int) -> None:
+    num_blocks = state.pool.blocks_for(run.planned)
+    host_blocks = state.host_blocks[:num_blocks]
+    del state.host_blocks[:num_blocks]
+    state.cache.publish(run)
+    sequence = run.sequence
+    sequence.swapped = Swapped(host_blocks, run.planned, is_there=False)
+    copy = Copy(state.next_copy(), CopyDirection.OUT, run.blocks[:num_blocks], host_blocks, now)
+    copy.sequence, copy.swapped = sequence, sequence.swapped
+    sequence.swapped.copy = copy
+    del run.blocks[:num_blocks]  # the copy holds them now; run.planned and its counters stay for the record
+    _order(state, copy)
+
+
+def _order(state: State, copy: Copy) -> None:
+    state.copies[copy.number] = copy
+    is_out = copy.direction == CopyDirection.OUT
+    sources, destinations = copy.device_blocks, copy.host_blocks
+    if not is_out:
+        sources, destinations = destinations, sources
+    state.pending_ops.append(CopyBlocks(copy.number, copy.direction, columns.pack(sources), columns.pack(destinations)))
