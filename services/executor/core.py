@@ -84,7 +84,7 @@ class Engine:
         self._instance = instance
         self._now_ns = now_ns
         self._detail = ""  # why this epoch is over; empty while it is not
-        self._failed_slots: dict[int, tuple[FailureReason, str]] = {}
+        self._failed_slots: dict[int, tuple[FailureReason, str]] = {}  # until their next slot_init
 
     def ready(self, epoch: int) -> Ready:
         """Who answers, and what it holds."""
@@ -105,7 +105,6 @@ class Engine:
         if isinstance(work.message, Hello):
             self._backend.begin_epoch()
             self._detail = ""
-            self._failed_slots.clear()
             return self.ready(work.message.epoch)
         launched_ns = self._now_ns()
         if work.batch is None and not self._detail:

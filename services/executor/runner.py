@@ -126,12 +126,11 @@ class TorchBackend(Generic[P]):
         )
 
     def _sample(self, batch: StepBatch, logits: Tensor, is_finite: Tensor) -> Tensor:
-        """The token of each sampling row, 0 where the logits were not finite; the next step reads it as its input."""
+        """The token of each sampling row; the next step reads it as its input. Where not finite it means nothing."""
         if not bool(is_finite.all()):
             logits.masked_fill_(~is_finite[:, None], 0.0)
         slots = batch.slots[batch.sampling_rows]
         tokens = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
-        tokens.masked_fill_(~is_finite, 0)
         self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), tokens)
         return tokens
 

@@ -18,6 +18,7 @@ from services.wire.messages import (
     ResultMessage,
     Sampling,
     SlotInit,
+    SlotRetire,
     StepResult,
     StepStatus,
 )
@@ -178,9 +179,13 @@ def test_another_generation_of_a_failed_slot_is_healthy() -> None:
     driver.run([init(1), append(1, [1])], [Row(1, 0, [5])])
     backend.poison = [0]
     assert driver.carry().failed_rows
+    healthy = driver.run([SlotRetire(1, 1), init(1), append(1, [2])], [Row(1, 0, [5])])
+    assert tokens_of(healthy) == [301] and not healthy.failed_rows
+    backend.poison = [0]
+    assert driver.carry().failed_rows
     driver.next_epoch()
     healthy = driver.run([init(1), append(1, [1])], [Row(1, 0, [5])])
-    assert tokens_of(healthy) == [301] and not healthy.failed_rows
+    assert tokens_of(healthy) == [501] and not healthy.failed_rows
 
 
 def test_a_refused_sampling_fails_every_row_of_its_slot_and_nothing_else() -> None:

@@ -131,7 +131,10 @@ def test_a_prompt_is_scored_in_slices_of_bounded_memory() -> None:
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
+    seen: list[tuple[int, int]] = []
+
     def poisoned_at_four(token: int, position: int) -> Tensor:
+        seen.append((token, position))
         logits = logits_of(token, position)
         if token == 4:
             logits[20] = poison
@@ -149,3 +152,4 @@ def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
     later = driver.carry()
     assert [failed.row for failed in later.failed_rows] == [1]
     assert [row for row, _ in candidates_of(later.logprobs)] == [0, 2]
+    assert seen[4] == (0, 1)  # its last token became 0
