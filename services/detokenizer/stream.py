@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from services.detokenizer.incremental import IncrementalDecoder, TokenTable
 from services.detokenizer.stops import StopMatcher
-from services.wire.messages import Close, FailureReason, FinishReason, Open, TextEnd, TokenLogprobs
+from services.wire.messages import Close, FailureReason, FinishReason, Open, Start, TextEnd, Timings, TokenLogprobs
 
 
 class Stream:
@@ -20,6 +20,7 @@ class Stream:
         "_matcher",
         "_min_tokens",
         "_num_prompt_tokens",
+        "_start",
         "is_over",
         "key",
         "num_tokens",
@@ -33,9 +34,14 @@ class Stream:
         self.num_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs | None] = []  # kept for the first message with a token
         self._num_prompt_tokens = opened.num_prompt_tokens
+        self._start = Start(opened.sequence, 0, 0, 0)
         self._decoder = IncrementalDecoder(table)
         self._min_tokens = stopping.min_tokens
         self._matcher = StopMatcher(stopping.stop_strings, stopping.include_stop) if stopping.stop_strings else None
+
+    def begin(self, start: Start) -> None:
+        """The first token is there, and with it what the scheduler knows by then."""
+        self._start = start
 
     def read(self, token_ids: Sequence[int]) -> tuple[str, int]:
         """The text that these tokens complete, and how many were read: none behind one that completes a stop string."""
@@ -60,9 +66,12 @@ class Stream:
         return taken
 
     def end_by_stop(self) -> TextEnd:
-        """The end that a stop string made. What the scheduler alone knows - cached tokens, times - is not in it."""
+        """The end that a stop string made. It does not wait for the close, and so tells no time of decoding."""
         assert self._matcher is not None and self._matcher.matched is not None
-        return self._end(Close(self.key, FinishReason.STOP), self._matcher.matched)
+        start = self._start
+        timings = Timings(queue_us=start.queue_us, prefill_us=start.prefill_us)
+        close = Close(self.key, FinishReason.STOP, num_cached_tokens=start.num_cached_tokens, timings=timings)
+        return self._end(close, self._matcher.matched)
 
     def close(self, close: Close) -> tuple[str, TextEnd]:
         """The last text, which no further token can change, and the end as the scheduler has it.

@@ -45,11 +45,13 @@ class Streams:
         return len(self._streams)
 
     def absorb(self, batch: TokenBatch) -> Outcome:
-        """Take in opens, then deltas, then closes."""
+        """Take in opens, starts, deltas, closes."""
         drafts: dict[str, _Draft] = {}
         hits: list[StopHit] = []
         for opened in batch.opens:
             self._open(opened)
+        for start in batch.starts:
+            self._find(start.sequence).begin(start)
         if batch.deltas is not None:
             self._read(batch.deltas, drafts, hits)
         for close in batch.closes:

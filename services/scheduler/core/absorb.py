@@ -27,12 +27,13 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     assert len(tokens) == len(runs), f"step {result.step}: {len(tokens)} tokens for {len(runs)} sampled rows"
     for (run, count), samples in zip(record.added, record.samples, strict=True):
         run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
-        _note_first_token(state, run.sequence, samples, now)
     ended, dropped = _take_tokens(runs, tokens)
     delivered = [run.sequence for run in runs]
     if dropped:
         delivered = [sequence for index, sequence in enumerate(delivered) if index not in dropped]
         tokens = array("i", [token for index, token in enumerate(tokens) if index not in dropped])
+    if record.added:
+        _note_first_tokens(state, delivered, now)
     state.counters.num_output_tokens += len(delivered)
     state.counters.num_wasted_rows += len(dropped)
     logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
@@ -73,10 +74,12 @@ def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequ
     return ended, dropped
 
 
-def _note_first_token(state: State, sequence: Sequence, samples: bool, now: int) -> None:
-    if samples and not sequence.t_first_token:
-        sequence.t_first_token = now
-        state.counters.num_prompt_tokens += sequence.num_prompt_tokens
+def _note_first_tokens(state: State, delivered: list[Sequence], now: int) -> None:
+    for sequence in delivered:
+        if not sequence.t_first_token:
+            sequence.t_first_token = now
+            state.outbox.start(sequence, now)
+            state.counters.num_prompt_tokens += sequence.num_prompt_tokens
 
 
 def _clear_blame(state: State, runs: list[Run]) -> None:

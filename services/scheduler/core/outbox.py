@@ -7,7 +7,17 @@ from array import array
 
 from services.scheduler.core.sequence import Sequence
 from services.wire import columns
-from services.wire.messages import Close, Deltas, FailureReason, FinishReason, Logprobs, Open, Timings, TokenBatch
+from services.wire.messages import (
+    Close,
+    Deltas,
+    FailureReason,
+    FinishReason,
+    Logprobs,
+    Open,
+    Start,
+    Timings,
+    TokenBatch,
+)
 
 
 class Outbox:
@@ -18,9 +28,16 @@ class Outbox:
         self._opens: list[Open] = []
         self._deltas: Deltas | None = None
         self._closes: list[Close] = []
+        self._starts: list[Start] = []
 
     def open(self, sequence: Sequence) -> None:
         self._opens.append(Open(sequence.key, sequence.num_prompt_tokens, sequence.stopping, sequence.output))
+
+    def start(self, sequence: Sequence, now: int) -> None:
+        """The sequence's first token is among the deltas."""
+        timings = _timings(sequence, now)
+        cached = sequence.num_cached_tokens
+        self._starts.append(Start(sequence.key, cached, timings.queue_us, timings.prefill_us))
 
     def deliver(self, sequences: list[Sequence], tokens: "array[int]", logprobs: Logprobs | None) -> None:
         """The new token of each sequence; at most once a batch."""
@@ -57,8 +74,8 @@ class Outbox:
         if not (self._opens or self._closes or self._deltas):
             return None
         self.last_number += 1
-        batch = TokenBatch(self.last_number, tuple(self._opens), self._deltas, tuple(self._closes))
-        self._opens, self._deltas, self._closes = [], None, []
+        batch = TokenBatch(self.last_number, tuple(self._opens), self._deltas, tuple(self._closes), tuple(self._starts))
+        self._opens, self._deltas, self._closes, self._starts = [], None, [], []
         return batch
 
 

@@ -35,6 +35,15 @@ class Timings(Struct, frozen=True, array_like=True, gc=False):
     decode_us: int = 0
 
 
+class Start(Struct, frozen=True, array_like=True, gc=False):
+    """A sequence has its first token: what an end by a stop string, which leaves before the close, has to tell."""
+
+    sequence: SequenceKey
+    num_cached_tokens: int
+    queue_us: int
+    prefill_us: int
+
+
 class Close(Struct, frozen=True, array_like=True, gc=False):
     """The scheduler's last mention of a sequence. matched_token: the stop id that ended it."""
 
@@ -50,12 +59,13 @@ class Close(Struct, frozen=True, array_like=True, gc=False):
 
 
 class TokenBatch(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """What one step means for the text side: opens, then deltas, then closes. `number` rises by one each."""
+    """What one step means for the text side: opens, starts, deltas, closes. `number` rises by one each."""
 
     number: int
     opens: tuple[Open, ...] = ()
     deltas: Deltas | None = None
     closes: tuple[Close, ...] = ()
+    starts: tuple[Start, ...] = ()  # read before the deltas
 
 
 TokenMessage = TokenBatch

@@ -16,6 +16,7 @@ from services.wire.messages import (
     FinishReason,
     Logprobs,
     SequenceKey,
+    Start,
     StopHit,
     TextBatch,
     Timings,
@@ -243,3 +244,12 @@ class TestBugs:
     def test_what_a_scheduler_must_not_say_is_loud(self, streams: Streams, batch: TokenBatch) -> None:
         with pytest.raises(AssertionError):
             streams.absorb(batch)
+
+
+def test_an_end_by_stop_string_tells_what_the_start_told(streams: Streams) -> None:
+    """It leaves before the close, so cached tokens and times come with the first token."""
+    streams.absorb(TokenBatch(1, opens=(opened(stops=["Hello"]),)))
+    deltas = Deltas((KEY,), columns.pack([1]), columns.pack([19556]))
+    batch = TokenBatch(2, deltas=deltas, starts=(Start(KEY, 16, 250, 4000),))
+    (end,) = streams.absorb(batch).texts["gateway-0"].ends
+    assert (end.num_cached_tokens, end.timings) == (16, Timings(queue_us=250, prefill_us=4000))

@@ -16,6 +16,7 @@ from services.wire.messages import (
     Refused,
     Sampling,
     SequenceKey,
+    Start,
     StepPlan,
     StopHit,
     Stopping,
@@ -92,6 +93,7 @@ class Rig:
         self.plans: list[StepPlan] = []
         self.outputs: dict[SequenceKey, list[int]] = {}
         self.closes: dict[SequenceKey, Close] = {}
+        self.starts: dict[SequenceKey, Start] = {}
         self.last_number = 0
         self.auto_credit = True
         self.executor = self._open_executor()
@@ -122,7 +124,11 @@ class Rig:
             self.outputs[opening.sequence] = []
         if batch.deltas is not None:
             tokens = columns.unpack(batch.deltas.tokens)
+            for start in batch.starts:
+                assert start.sequence not in self.starts and start.sequence in batch.deltas.sequences
+                self.starts[start.sequence] = start
             for key, token in zip(batch.deltas.sequences, tokens, strict=True):
+                assert key in self.starts, "a token before the start"
                 assert key not in self.closes, "a token after the close"
                 self.outputs[key].append(token)
         for close in batch.closes:
