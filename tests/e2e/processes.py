@@ -1,7 +1,8 @@
 """A server as the operating system sees it: the process of `tandem serve`, its services, its files, how they end.
 
-For tests of what happens to processes. Nothing is assumed to go well: a test looks at exit codes and logs itself, and
-nothing may outlive the server.
+For tests of what happens to processes. Nothing is assumed to go well: a test looks at exit codes and logs itself. But
+whatever a test does to its server, neither a process nor a file nor a shared-memory object may outlive it: every such
+test is a start and a stop without a trace.
 """
 
 import json
@@ -13,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Server:
     process: "subprocess.Popen[bytes]"
     root: Path
     log: Path
+    shared_memory: set[Path] = field(default_factory=set)
 
     def entries(self, event: str) -> list[dict[str, Any]]:
         """The lines of the log that tell of this event."""
@@ -61,6 +63,8 @@ class Server:
         address = self.address()
         with Client(address) as client:
             client.wait_until_ready(PATIENCE_S)
+        maps = [piece.path for process in self.services().values() for piece in process.memory_maps()]
+        self.shared_memory = {Path(path) for path in maps if path.startswith("/dev/shm/")}
         return address
 
     def wait_for(self, is_so: Callable[[], bool]) -> None:
@@ -86,9 +90,10 @@ class Server:
             time.sleep(LOOK_EVERY_S)
 
     def remains(self) -> list[str]:
-        """What has outlived it: processes and run directories."""
+        """What has outlived it: processes, run directories, shared-memory objects that were open when it was ready."""
         processes = [f"{process.pid} {process.info['cmdline']}" for process in self.family()]
-        return processes + [str(path) for path in self.root.glob("tandem-*")]
+        paths = [*self.root.glob("tandem-*"), *(path for path in self.shared_memory if path.exists())]
+        return processes + [str(path) for path in paths]
 
     def _services(self) -> dict[str, psutil.Process]:
         names = {module: service for service, module in MODULES.items()}
