@@ -8,14 +8,30 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from services.executor import linear
-from services.executor.attention import ReferencePlan
+from services.executor import gguf_file, linear
+from services.executor.attention import ReferenceAttention, ReferencePlan
+from services.executor.config import read_config
+from services.executor.kv_cache import KvCache
 from services.executor.runner import TorchBackend
 from services.executor.torch_start import open_torch
+from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings
-from services.wire.messages import Sampling
+from services.wire import columns
+from services.wire.messages import CopyBlocks, CopyDirection, Sampling, StepResult
 from tests.unit.executor import tiny_llama
-from tests.unit.executor.rig import GREEDY, Driver, Request, Row, append, generate, init, tokens_of
+from tests.unit.executor.fake_model import fake_backend
+from tests.unit.executor.rig import (
+    GREEDY,
+    Driver,
+    Request,
+    Row,
+    append,
+    generate,
+    init,
+    lone_row,
+    small_capacity,
+    tokens_of,
+)
 from tests.unit.executor.tiny_llama import Recipe, plain_greedy, plain_logits, random_weights
 
 SETTINGS = ExecutorSettings(block_size=4, num_blocks=200, max_rows=12)
@@ -94,6 +110,43 @@ def test_a_prefix_in_shared_blocks_gives_the_same_tokens(tiny: TorchBackend[Refe
     blocks = [*range(1, num_shared + 1), *range(60, 80 - num_shared)]
     rest = Row(2, num_shared * 4, prompt[num_shared * 4 :])
     assert tokens_of(driver.run([init(2, len(prompt)), append(2, blocks)], [rest])) == whole
+
+
+def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
+    file = gguf_file.read(tiny_llama.write(tmp_path / "tiny.gguf", random_weights()))
+    config = read_config(file)
+    capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
+    kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
+    driver = Driver(TorchBackend(load_llama(file, config), capacity, kv, ReferenceAttention(), is_debug=True))
+    prompt = [5, 17, 40, 8, 61, 3]
+    expected = plain_greedy(random_weights(), prompt, 1)
+    driver.run([init(1, 6), append(1, [9, 3])], [Row(1, 0, prompt[:5], samples=False)])
+
+    def finish(slot: int, blocks: list[int], *copies: CopyBlocks) -> StepResult:
+        return driver.run([*copies, init(slot, 6), append(slot, blocks)], [Row(slot, 5, prompt[5:])])
+
+    def copy(number: int, direction: CopyDirection, sources: list[int], destinations: list[int]) -> CopyBlocks:
+        return CopyBlocks(number, direction, columns.pack(sources), columns.pack(destinations))
+
+    forked = finish(2, [9, 30], copy(6, CopyDirection.WITHIN, [3], [30]))
+    assert tokens_of(forked) == expected and not forked.copies_done
+    out = driver.run([copy(7, CopyDirection.OUT, [9, 3], [4, 0])])
+    assert columns.unpack(out.copies_done).tolist() == [7]
+    back = driver.run([copy(8, CopyDirection.IN, [4, 0], [21, 22])])
+    assert columns.unpack(back.copies_done).tolist() == [8]
+    assert tokens_of(finish(3, [21, 22])) == expected
+    assert tokens_of(finish(4, [21, 25])) != expected
+
+
+def test_a_consumed_future_is_poisoned_in_debug_mode() -> None:
+    backend = fake_backend(lambda token, position: torch.zeros(4), vocab_size=4)
+    backend.init_slot(init(1))
+    with pytest.raises(RuntimeError, match="a future token was read twice, or before it was there"):
+        backend.run(lone_row(1, is_future=True, samples=False))
+    backend.run(lone_row(1, is_future=False, samples=True))
+    backend.run(lone_row(1, is_future=True, samples=False))
+    with pytest.raises(RuntimeError, match="a future token was read twice"):
+        backend.run(lone_row(1, is_future=True, samples=False))
 
 
 def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
