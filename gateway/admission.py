@@ -178,7 +178,8 @@ class Admission:
         return stopping, stop_texts
 
     def _stop_strings(self, stops: Sequence[str], fields: Fields) -> tuple[tuple[str, ...], Mapping[int, str]]:
-        """Stop texts that are matched as text, and those that are special tokens, by id."""
+        """Stop texts, and which of them are special tokens, by id. A special one is matched both ways: by its id, since
+        its text may be skipped, and as text, so that it is cut from a text that shows it."""
         if not fields.count("stop", self._settings.max_stop_strings):
             return (), {}
         strings: dict[str, None] = {}
@@ -188,10 +189,9 @@ class Admission:
                 bound = between(1, self._settings.max_stop_string_chars).text
                 fields.wrong(f"stop[{index}]", f"must have {bound} characters, has {len(stop)}")
                 return (), {}
+            strings[stop] = None
             token_id = self._special_id(stop)
-            if token_id is None:
-                strings[stop] = None
-            else:
+            if token_id is not None:
                 special[token_id] = stop
         return tuple(strings), special
 

@@ -60,12 +60,14 @@ def summary(call: Call, now: float) -> Summary:
         cached_tokens=first.num_cached_tokens if first else 0,
         total_tokens=num_prompt_tokens + num_output_tokens,
     )
+    e2e_ms = (now - call.arrived) * 1000
+    ttft_ms = (call.first_token - call.arrived) * 1000 if call.first_token is not None else 0.0
     timings = common_pb2.Timings(
         queue_ms=first.timings.queue_us / 1000 if first else 0.0,
         prefill_ms=first.timings.prefill_us / 1000 if first else 0.0,
-        ttft_ms=(call.first_token - call.arrived) * 1000 if call.first_token is not None else 0.0,
-        decode_ms=max((end.timings.decode_us for end in ends.values()), default=0) / 1000,
-        e2e_ms=(now - call.arrived) * 1000,
+        ttft_ms=ttft_ms,
+        decode_ms=e2e_ms - ttft_ms if call.first_token is not None else 0.0,
+        e2e_ms=e2e_ms,
     )
     return Summary(usage, timings)
 

@@ -122,10 +122,10 @@ def test_ignore_eos_takes_the_models_own_ends_away() -> None:
     assert columns.unpack(admit(text="x", stopping=stopping).stopping.stop_token_ids).tolist() == [9]
 
 
-def test_a_stop_text_that_is_a_special_token_becomes_its_id() -> None:
+def test_a_stop_text_that_is_a_special_token_is_matched_by_its_id_too() -> None:
     stopping = common_pb2.Stopping(ignore_eos=True, stop=["<|im_end|>", "plain", "<|endoftext|> "])
     terms = admission().terms(pb.GenerateRequest(text="x", stopping=stopping))
-    assert terms.stopping.stop_strings == ("plain", "<|endoftext|> ")
+    assert terms.stopping.stop_strings == ("<|im_end|>", "plain", "<|endoftext|> ")
     assert columns.unpack(terms.stopping.stop_token_ids).tolist() == [2]
     assert terms.stop_texts == {2: "<|im_end|>"}
 
