@@ -109,7 +109,6 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
         ready.max_rows,
         ready.num_host_blocks,
         ready.card.context_length,
-        ready.needs_known_tokens,
     )
     state.set_pool(ready.num_blocks, ready.block_size)
     state.free_slots = list(range(ready.max_rows, 0, -1))

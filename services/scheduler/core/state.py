@@ -54,7 +54,6 @@ class Capacity(Struct, frozen=True):
     max_rows: int
     num_host_blocks: int
     context_length: int
-    needs_known_tokens: bool
 
 
 class Counters(Struct):
@@ -126,13 +125,12 @@ class State:
 
     def start_run(self, sequence: Sequence, slot: int) -> Run:
         """Put a sequence on a slot with an empty block table, told to the executor by the next plan."""
-        assert self.capacity is not None and sequence.run is None
+        assert sequence.run is None
         self.generation += 1
         run = Run(sequence, slot, self.generation)
         sequence.run = run
         self.running[run] = None
         self.claims[run] = None
-        wants_tokens = self.capacity.needs_known_tokens or sequence.sampling.needs_history
         self.pending_ops.append(
             SlotInit(
                 slot=slot,
@@ -140,7 +138,7 @@ class State:
                 sampling=sequence.sampling,
                 seed=sequence.seed,
                 num_prompt_tokens=sequence.num_prompt_tokens,
-                known_tokens=sequence.tokens.tobytes() if wants_tokens else b"",
+                known_tokens=sequence.tokens.tobytes() if sequence.sampling.needs_history else b"",
             )
         )
         return run

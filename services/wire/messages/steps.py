@@ -108,7 +108,6 @@ class Ready(Struct, frozen=True, array_like=True, gc=False, tag=0):
     schema_version: int
     card: ModelCard
     num_host_blocks: int = 0
-    needs_known_tokens: bool = False  # every SlotInit must carry the known tokens, whatever its sampling
 
 
 class StepStatus(IntEnum):
