@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+import numpy as np
 import structlog
 import torch
 
 from services.executor import gguf_file
 from services.executor.attention import ReferenceAttention, ReferencePlan
+from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, free_memory
 from services.executor.config import LlamaConfig, read_config
 from services.executor.kv_cache import KvCache
 from services.executor.runner import TorchBackend
 from services.executor.weights import count_parameters, load_llama
 from services.runtime.settings import ExecutorSettings
-from services.wire.messages import ModelCard
+from services.wire.messages import ModelCard, RowFlag
 
 log = structlog.get_logger()
 
@@ -29,8 +31,17 @@ def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchB
     model = load_llama(file, config)
     capacity = _capacity(settings, config, name or config.name, count_parameters(file))
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
+    backend = TorchBackend(model, capacity, kv, ReferenceAttention())
+    backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
     log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
-    return TorchBackend(model, capacity, kv, ReferenceAttention())
+    return backend
+
+
+def _dummy_step(block_size: int) -> StepBatch:
+    """One token on slot 0 and block 0, which belong to nobody."""
+    zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
+    rows = Rows(zero, zero, zero, one, one * np.int32(RowFlag.SAMPLE), host_tokens=zero)
+    return pack(rows, np.zeros((1, 1), np.int32), block_size, step=0, received_ns=0)
 
 
 def _capacity(settings: ExecutorSettings, config: LlamaConfig, name: str, num_parameters: int) -> Capacity:
