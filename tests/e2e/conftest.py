@@ -17,6 +17,6 @@ SETTINGS: Settings = {
 
 
 @pytest.fixture(scope="session")
-def echo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    with serving(tmp_path_factory.mktemp("echo"), SETTINGS) as server:
+def echo() -> Iterator[Serving]:
+    with serving(SETTINGS) as server:
         yield server

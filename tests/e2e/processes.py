@@ -8,6 +8,7 @@ test is a start and a stop without a trace.
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,11 @@ class Server:
     root: Path
     log: Path
     shared_memory: set[Path] = field(default_factory=set)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its supervisor lives."""
+        return self.process.poll() is None
 
     def entries(self, event: str) -> list[dict[str, Any]]:
         """The lines of the log that tell of this event."""
@@ -71,9 +77,14 @@ class Server:
         """Wait as long as the server lives; fails when it does not, or takes too long."""
         deadline = time.monotonic() + PATIENCE_S
         while not is_so():
-            assert self.process.poll() is None, f"the server has ended:\n{self.log.read_text()}"
+            assert self.is_running, f"the server has ended:\n{self.log.read_text()}"
             assert time.monotonic() < deadline, f"it does not come:\n{self.log.read_text()}"
             time.sleep(LOOK_EVERY_S)
+
+    def stop(self) -> None:
+        """End it in order."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.wait_end() == 0, self.log.read_text()
 
     def wait_end(self) -> int:
         """Its exit code, once it has ended."""
@@ -120,7 +131,7 @@ def server(settings: Settings, *flags: str) -> Iterator[Server]:
     started = Server(process, root, root / "log")
     try:
         yield started
-        assert process.poll() is not None, "the test did not end its server"
+        assert not started.is_running, "the test did not end its server"
         assert started.remains() == []
     finally:
         process.kill()

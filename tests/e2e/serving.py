@@ -1,45 +1,32 @@
-"""A whole server behind the real command, and its log: `tandem serve` in a process of its own, gone at the end."""
+"""A whole server behind the real command, and its log: ready when a test gets it, and stopped in order afterwards."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tandem import Client, TandemError
-from tests.e2e.processes import ROOT, Settings, toml
-
-START_S = 60.0
+from tests.e2e.processes import Server, Settings, server
 
 
 @dataclass
 class Serving:
-    """A server that is ready; `log` holds its lines, one JSON object each."""
+    """A server that is ready; its log holds its lines, one JSON object each."""
 
     address: str
-    process: "subprocess.Popen[bytes]"
-    log: Path
+    process: Server
 
     def entries(self, start: int = 0) -> list[dict[str, Any]]:
         """The log from a byte position on."""
-        with self.log.open("rb") as log:
+        with self.process.log.open("rb") as log:
             log.seek(start)
             lines = log.read().splitlines()
         return [json.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}")]
 
     def position(self) -> int:
         """The end of the log by now."""
-        return self.log.stat().st_size
-
-    def pids(self) -> dict[str, int]:
-        """The process of each service."""
-        return {entry["service"]: entry["pid"] for entry in self.entries() if entry["event"] == "service.starting"}
+        return self.process.log.stat().st_size
 
     def idle(self, start: int) -> dict[str, Any]:
         """The first state of the engine, told after `start`, with nothing waiting and nothing running."""
@@ -56,37 +43,13 @@ class Serving:
             for entry in self.entries(start):
                 if is_it(entry):
                     return entry
-            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()[-5000:]
+            assert self.process.is_running and time.monotonic() < deadline, self.process.log.read_text()[-5000:]
             time.sleep(0.05)
 
 
 @contextmanager
-def serving(folder: Path, settings: Settings) -> Iterator[Serving]:
-    """A server with these settings, by section; folder: an empty one. It must end cleanly when the block is left."""
-    config, log = folder / "tandem.toml", folder / "log"
-    config.write_text(toml(settings))
-    with log.open("wb") as out:
-        command = [sys.executable, "-c", "from tandem.cli import main; main()"]
-        flags = ["serve", "--config", str(config), "--log-level", "debug"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-        process = subprocess.Popen([*command, *flags], stdout=out, stderr=out, env=environment)
-    try:
-        yield Serving(_address(process, log), process, log)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(30)
-    assert code == 0, log.read_text()[-5000:]
-
-
-def _address(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """The address of a server once it is ready."""
-    server = Serving("", process, log)
-    found = server.told(lambda entry: entry["event"] == "gateway.listening", within_s=START_S)
-    address = str(found["address"])
-    with Client(address) as client:
-        try:
-            client.wait_until_ready(START_S)
-        except TandemError:
-            print(log.read_text(), file=sys.stderr)
-            raise
-    return address
+def serving(settings: Settings) -> Iterator[Serving]:
+    """A server with these settings, by section. It must end cleanly, and without a trace, when the block is left."""
+    with server(settings, "--log-level", "debug") as process:
+        yield Serving(process.wait_ready(), process)
+        process.stop()

@@ -7,7 +7,6 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-import psutil
 import pytest
 
 from tandem import AsyncClient, TandemError, errors
@@ -154,7 +153,7 @@ async def test_a_live_id_is_refused_and_the_first_call_goes_on(echo: Serving) ->
 
 
 async def test_fifteen_hundred_calls_at_once_cost_no_socket_each(echo: Serving) -> None:
-    processes = [psutil.Process(pid) for pid in echo.pids().values()]
+    processes = echo.process.services().values()
     clients = [AsyncClient(echo.address) for _ in range(8)]
     await asyncio.gather(*[client.model() for client in clients])
     before = [process.num_fds() for process in processes]

@@ -13,12 +13,19 @@ import grpc
 import pytest
 
 from tandem.v1 import chat_pb2, common_pb2, inference_pb2
-from tests.e2e.echo_server import CONTEXT_LENGTH, echo_server
+from tests.e2e.processes import Settings
+from tests.e2e.serving import serving
 from tests.e2e.text_client import CALL_S, answer_both_ways, chat, inference, refused, request, stream
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = [json.loads(line) for line in (DATA / "cases_text.jsonl").read_text().splitlines()]
 CHATS = [json.loads(line) for line in (DATA / "cases_prompts.jsonl").read_text().splitlines()]
+CONTEXT_LENGTH = 256
+SETTINGS: Settings = {
+    "links": {"death_s": 30.0},  # a loaded machine must not look like a death
+    "executor": {"backend": "echo", "context_length": CONTEXT_LENGTH, "num_blocks": 257},
+    "gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0},
+}
 STOP, LENGTH = common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH
 
 
@@ -48,8 +55,8 @@ def stop_cases() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def channel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[grpc.Channel]:
-    with echo_server(tmp_path_factory.mktemp("server")) as opened:
+def channel() -> Iterator[grpc.Channel]:
+    with serving(SETTINGS) as server, grpc.insecure_channel(server.address) as opened:
         yield opened
 
 

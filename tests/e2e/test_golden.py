@@ -43,19 +43,19 @@ QUICK = ("together, depth 2", "budget 16, depth 3, few blocks", "chunks of 7, de
 QUICK_TOKENS = 12
 
 
-def test_outputs_alone_equal_the_reference(tmp_path: Path) -> None:
-    _run(tmp_path, "alone", SHORT + LONG)
+def test_outputs_alone_equal_the_reference() -> None:
+    _run("alone", SHORT + LONG)
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_outputs_together_begin_as_the_reference(tmp_path: Path, name: str) -> None:
-    _run(tmp_path, name, [_cut(case) for case in SHORT])
+def test_outputs_together_begin_as_the_reference(name: str) -> None:
+    _run(name, [_cut(case) for case in SHORT])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in COMBINATIONS if name != "alone"])
-def test_outputs_together_equal_the_reference(tmp_path: Path, name: str) -> None:
-    _run(tmp_path, name, SHORT + LONG if COMBINATIONS[name][-1] else SHORT)
+def test_outputs_together_equal_the_reference(name: str) -> None:
+    _run(name, SHORT + LONG if COMBINATIONS[name][-1] else SHORT)
 
 
 def _cut(case: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _cut(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, **columns, "text": case["text"] if is_whole else None}
 
 
-def _run(tmp_path: Path, name: str, cases: list[dict[str, Any]]) -> None:
+def _run(name: str, cases: list[dict[str, Any]]) -> None:
     depth, token_budget, chunk_size, num_blocks, concurrency, _ = COMBINATIONS[name]
     settings: dict[str, dict[str, Any]] = {
         "scheduler": {"depth": depth, "token_budget": token_budget, "chunk_size": chunk_size},
@@ -72,7 +72,7 @@ def _run(tmp_path: Path, name: str, cases: list[dict[str, Any]]) -> None:
         "gateway": {"listen": "127.0.0.1:0"},
         "links": {"death_s": 60.0},
     }
-    with serving(tmp_path, settings) as server, Client(server.address) as client:
+    with serving(settings) as server, Client(server.address) as client:
         with ThreadPoolExecutor(concurrency) as pool:
             problems = list(pool.map(lambda case: _difference(client, case), cases))
         assert not any(problems), [problem for problem in problems if problem]

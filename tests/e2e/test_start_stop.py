@@ -1,6 +1,5 @@
 """Servers that start, one or several, well or badly, and what they leave behind: nothing."""
 
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,17 +8,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem import Client, errors
-from tests.e2e.processes import PATIENCE_S, Server, Settings, server
+from tests.e2e.processes import PATIENCE_S, Settings, server
 
 ECHO: Settings = {"executor": {"backend": "echo"}, "gateway": {"listen": "127.0.0.1:0"}}
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-def stop(one: Server) -> None:
-    """An orderly end."""
-    one.process.send_signal(signal.SIGTERM)
-    assert one.wait_end() == 0, one.log.read_text()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,7 @@ def test_servers_that_come_and_go_leave_nothing(backend: str, cycles: int) -> No
     for _ in range(cycles):
         with server({**ECHO, "executor": {"backend": backend}}) as one, Client(one.wait_ready()) as client:
             assert client.generate([5, 6], max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
-            stop(one)
+            one.stop()
 
 
 def test_four_servers_at_once_do_not_meet() -> None:
@@ -49,7 +42,7 @@ def test_four_servers_at_once_do_not_meet() -> None:
                 answer = client.generate([number + 5], max_tokens=3, ignore_eos=True, return_token_ids=True)
                 assert list(answer.completions[0].token_ids) == [number + 5] * 3
         for one in servers.values():
-            stop(one)
+            one.stop()
 
 
 def test_a_second_server_on_the_port_of_the_first_fails_at_once_and_names_it_while_the_first_serves_on() -> None:
@@ -61,7 +54,7 @@ def test_a_second_server_on_the_port_of_the_first_fails_at_once_and_names_it_whi
             assert (failure["service"], listen in failure["error"]) == ("gateway", True)
         with Client(listen) as client:
             assert client.generate([5], max_tokens=1).usage.completion_tokens == 1
-        stop(first)
+        first.stop()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path: Path) -> None:
@@ -89,7 +82,7 @@ def test_it_is_not_serving_until_the_executor_is_there_and_then_serves_the_first
             assert next(states).status == SERVING
             assert client.generate([5], max_tokens=1).usage.completion_tokens == 1
             states.cancel()
-        stop(one)
+        one.stop()
 
 
 @pytest.mark.parametrize(
@@ -109,7 +102,7 @@ def test_a_ready_server_says_once_what_it_serves_and_how_to_call_it() -> None:
     with server(ECHO, "--num-blocks", "33", "--log-level", "error") as one:
         one.wait_for(lambda: "Tandem is ready" in one.log.read_text())
         address = one.address()
-        stop(one)
+        one.stop()
         shown = one.log.read_text()
     assert shown.count("Tandem is ready") == 1
     for fact in ("echo, context 8,192 tokens", "512 tokens: 32 blocks of 16", f"tandem generate --address {address}"):
