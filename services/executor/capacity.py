@@ -49,6 +49,13 @@ def count_blocks(settings: ExecutorSettings, bytes_per_token: int, context_lengt
     return num_blocks
 
 
+def count_host_blocks(settings: ExecutorSettings, bytes_per_token: int) -> int:
+    """Blocks of the host pool, where swapped-out KV lies: as configured, else what the configured space holds."""
+    if settings.num_host_blocks:
+        return settings.num_host_blocks
+    return settings.swap_space_mb * MIB // (bytes_per_token * settings.block_size)
+
+
 def free_memory() -> int:
     """Bytes that this process may still take: what the machine has available, within its control group's limit."""
     free = _available_bytes(_MEMINFO.read_text())

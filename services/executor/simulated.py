@@ -8,7 +8,7 @@ import numpy as np
 
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
 from services.executor.batch import I32, I64, StepBatch
-from services.executor.capacity import Capacity, count_blocks, free_memory
+from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.cells import Cells, Copies
 from services.executor.echo_cells import EchoCells
 from services.executor.hash_cells import HashCells
@@ -111,7 +111,7 @@ def certain(rows: I64, tokens: I32) -> Logprobs:
     )
 
 
-def simulated_capacity(settings: ExecutorSettings, name: str = "", num_host_blocks: int = 0) -> Capacity:
+def simulated_capacity(settings: ExecutorSettings, name: str = "") -> Capacity:
     """The capacity that the settings ask for, with a card for a model that is not there."""
     cell_bytes = _CELL_BYTES[settings.backend]
     card = ModelCard(
@@ -123,6 +123,7 @@ def simulated_capacity(settings: ExecutorSettings, name: str = "", num_host_bloc
         kv_bytes_per_token=cell_bytes,
     )
     num_blocks = count_blocks(settings, cell_bytes, settings.context_length, free_memory())
+    num_host_blocks = count_host_blocks(settings, cell_bytes)
     return Capacity(num_blocks, settings.block_size, settings.max_rows, card, num_host_blocks)
 
 

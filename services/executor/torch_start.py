@@ -9,7 +9,7 @@ import torch
 from services.executor import gguf_file
 from services.executor.attention import ReferenceAttention, ReferencePlan
 from services.executor.batch import Rows, StepBatch, pack
-from services.executor.capacity import Capacity, count_blocks, free_memory
+from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.config import LlamaConfig, read_config
 from services.executor.kv_cache import KvCache
 from services.executor.runner import TorchBackend
@@ -57,4 +57,5 @@ def _capacity(settings: ExecutorSettings, config: LlamaConfig, name: str, num_pa
         num_parameters=num_parameters,
         kv_bytes_per_token=bytes_per_token,
     )
-    return Capacity(num_blocks, settings.block_size, settings.max_rows, card)
+    num_host_blocks = count_host_blocks(settings, bytes_per_token)
+    return Capacity(num_blocks, settings.block_size, settings.max_rows, card, num_host_blocks)

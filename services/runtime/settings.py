@@ -75,6 +75,8 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     block_size: Positive = 16  # positions of a KV block
     num_blocks: Count = 0  # blocks of the pool, the dummy included; 0 = from memory
     kv_memory_mb: Count = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights
+    swap_space_mb: Count = 0  # MiB of host memory for the KV of preempted sequences; 0 = none is swapped
+    num_host_blocks: Count = 0  # the same in blocks; 0 = from swap_space_mb
     max_rows: Positive = 256  # rows of a step, and run slots
     num_threads: Count = 0  # compute threads; 0 = every core
     vocab_size: Positive = 49152  # simulated and echo only

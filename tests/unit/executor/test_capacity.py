@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.executor.capacity import MIB, count_blocks, free_memory
+from services.executor.capacity import MIB, count_blocks, count_host_blocks, free_memory
 from services.runtime.settings import ExecutorSettings, SettingsError
 
 TOKEN_BYTES = 1024
@@ -31,3 +31,16 @@ def test_a_pool_without_a_usable_block_is_refused_by_name(settings: ExecutorSett
 
 def test_free_memory_is_that_of_this_machine() -> None:
     assert MIB < free_memory() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_host_blocks"),
+    [
+        (ExecutorSettings(), 0),
+        (ExecutorSettings(swap_space_mb=2), 128),
+        (ExecutorSettings(swap_space_mb=2, block_size=32), 64),
+        (ExecutorSettings(swap_space_mb=2, num_host_blocks=5), 5),
+    ],
+)
+def test_the_host_pool_is_as_large_as_told(settings: ExecutorSettings, num_host_blocks: int) -> None:
+    assert count_host_blocks(settings, TOKEN_BYTES) == num_host_blocks
