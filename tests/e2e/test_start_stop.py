@@ -1,18 +1,30 @@
 """Servers that start, one or several, well or badly, and what they leave behind: nothing."""
 
-from contextlib import ExitStack
+import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.wire.topology import LINKS
 from tandem import Client, errors
 from tests.e2e.processes import PATIENCE_S, Settings, server
 
 ECHO: Settings = {"executor": {"backend": "echo"}, "gateway": {"listen": "127.0.0.1:0"}}
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+def free_ports(count: int) -> int:
+    """The first of some consecutive ports that nobody listens on at the moment."""
+    for first in range(20_000, 30_000, count):
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+    raise AssertionError("no free ports")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +39,14 @@ def test_servers_that_come_and_go_leave_nothing(backend: str, cycles: int) -> No
         with server({**ECHO, "executor": {"backend": backend}}) as one, Client(one.wait_ready()) as client:
             assert client.generate([5, 6], max_tokens=4, ignore_eos=True).usage.completion_tokens == 4
             one.stop()
+
+
+def test_a_server_may_use_tcp_between_its_processes_and_another_name_for_its_gateway() -> None:
+    links = {"transport": "tcp", "base_port": free_ports(len(LINKS)), "gateways": ["front"]}
+    with server({**ECHO, "links": links, "gateway": {**ECHO["gateway"], "name": "front"}}) as one:
+        with Client(one.wait_ready()) as client:
+            assert client.generate([5], max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
+        one.stop()
 
 
 def test_four_servers_at_once_do_not_meet() -> None:
