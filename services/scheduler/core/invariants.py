@@ -83,12 +83,14 @@ def _check_rows(state: State) -> None:
     """The window, the baseline and the claims agree with the runs."""
     assert len(state.inflight) <= state.limits.depth
     assert state.num_carried == sum(run.is_carried for run in state.last_rows)
+    assert state.num_ending == sum(run.is_ending for run in state.running)
+    assert len(state.running) - state.num_ending <= state.max_rows() or not state.is_open
     assert all(run in state.running for run in state.claims)
     for run in state.running:
         is_waiting_for_copy = run.copy is not None
         is_claiming = run in state.claims
-        is_ending = run.is_exhausted and not run.is_carried
-        assert run.is_carried + is_claiming + is_ending + is_waiting_for_copy == 1, "a run goes nowhere"
+        assert run.is_carried + is_claiming + run.is_ending + is_waiting_for_copy == 1, "a run goes nowhere"
+        assert run.is_ending == (run.is_exhausted and not run.is_carried), "a run ends too early or too late"
         if run.is_carried:
             assert run in state.last_rows and run.planned < run.due
     if state.inflight:

@@ -18,7 +18,6 @@ def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
     """Let the waiting join; True when somebody was displaced for the one that did not fit."""
     if not state.policy.fills and any(run.is_carried or run.last_sampled_step for run in state.running):
         return False  # the batch has formed
-    max_running = state.max_running()
     for sequence in state.waiting.candidates():
         if budget <= 0:
             return False
@@ -31,7 +30,7 @@ def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
             continue
         count = _first_chunk(state, sequence, len(found), budget)
         num_needed = _num_new_blocks(state, sequence, found, count)
-        has_room = len(state.running) < max_running and num_needed <= state.pool.num_free
+        has_room = state.has_place() and num_needed <= state.pool.num_free
         if not has_room or not has_future(state, sequence, len(found)):
             return _displace(state, draft, sequence, num_needed, now)
         if sequence.swapped is not None:
@@ -94,6 +93,6 @@ def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int, n
         preempt(state, victim, now)
         has_displaced = True
         yielding.remove(victim)
-        if num_needed <= pool.num_free and len(state.running) < state.max_running():
+        if num_needed <= pool.num_free and state.has_place():
             break
     return has_displaced

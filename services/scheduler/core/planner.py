@@ -128,7 +128,9 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
 def _come_due(state: State, run: Run) -> None:
     """A carried run has filled its blocks, or will end with what is in flight."""
     state.demote(run)
-    if not run.is_exhausted:
+    if run.is_exhausted:
+        state.await_end(run)
+    else:
         state.claims[run] = None
         state.unpublished[run] = None
 
@@ -139,3 +141,4 @@ def _carry_on(state: State, run: Run) -> None:
         state.promote(run)
     elif run.is_exhausted:
         del state.claims[run]
+        state.await_end(run)

@@ -34,6 +34,9 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     assert record.step == step, f"failure of step {step} where {record.step} was due"
     _blame(state, [record], detail, now)
     forget_copies(state)
+    # Runs that were ending need rows again: those that are too many now come back later.
+    for run in sorted(state.running, key=lambda run: state.policy.precedence(run.sequence))[state.max_rows() :]:
+        state.preempt(run)
     _forget_steps(state)
     for run in list(state.running):
         _renew(state, run.sequence)

@@ -141,7 +141,8 @@ class Run:
     """A stay of a sequence on a slot.
 
     is_live: it holds its slot and blocks. is_carried: it sampled in the last planned step and goes on in the next as
-    one future row. `due`: the planned position at which it needs attention, a block or the end.
+    one future row. is_ending: its last row is planned, so it takes none of any later step. `due`: the planned position
+    at which it needs attention, a block or the end.
     """
 
     __slots__ = (
@@ -151,6 +152,7 @@ class Run:
         "due",
         "generation",
         "is_carried",
+        "is_ending",
         "is_live",
         "is_tainted",
         "last_planned_step",
@@ -178,6 +180,7 @@ class Run:
         self.copy: Copy | None = None  # a copy in that has not been reported; the run is not planned before
         self.is_live = True
         self.is_carried = False
+        self.is_ending = False
         self.is_tainted = False  # its KV must not be found by others
         self.last_sampled_step = 0  # 0: this generation has not sampled
         self.last_planned_step = 0  # of rows that were not carried

@@ -80,6 +80,7 @@ class State:
         self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
         self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
         self.num_carried = 0  # of last_rows, those that go on by themselves
+        self.num_ending = 0  # of running, those that take no row any more
         self.last_step = 0
         self.inflight: deque[StepRecord] = deque()
         self.suspects: dict[Sequence, None] = {}  # sequences with blame
@@ -147,11 +148,15 @@ class State:
         """Whom of these to preempt, by the policy and the rule in force."""
         return choose_victim(runs, self.policy, self.limits.victim, self.has_credit, self.pool)
 
-    def max_running(self) -> int:
-        """Most sequences on the executor: every decode row always fits the budget, the prefill quantum left out."""
+    def max_rows(self) -> int:
+        """Most rows of a step: every decode row always fits the budget, the prefill quantum left out."""
         assert self.capacity is not None
         limits = self.limits
         return max(1, min(limits.max_num_seqs, limits.token_budget - limits.prefill_quantum, self.capacity.max_rows))
+
+    def has_place(self) -> bool:
+        """Whether one more may run: it finds a slot and, since a run that is ending takes no row, a row in each step."""
+        return bool(self.free_slots) and len(self.running) - self.num_ending < self.max_rows()
 
     def num_held_positions(self) -> int:
         """KV positions of the blocks that cannot be allocated now."""
@@ -182,6 +187,11 @@ class State:
             self.num_carried -= 1
             run.sequence.tenant.num_carried -= 1
 
+    def await_end(self, run: Run) -> None:
+        """The run has had its last row; it keeps slot and blocks until that row's token is there."""
+        run.is_ending = True
+        self.num_ending += 1
+
     def end_run(self, run: Run) -> None:
         """The one way off the executor: blocks and slot are free at once, since steps run first in, first out."""
         sequence = run.sequence
@@ -192,6 +202,7 @@ class State:
             run.copy.run = None  # the copy keeps the blocks until it is reported
             run.blocks = []
         self.unpublished.pop(run, None)
+        self.num_ending -= run.is_ending
         run.is_live = False
         sequence.run = None
         del self.running[run]
