@@ -6,7 +6,6 @@ of the processes behind it; runs on a thread of its own, and a server that is un
 
 import threading
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import grpc
@@ -41,9 +40,10 @@ class Startup:
     def watch(self, run_dir: Path) -> None:
         """Show progress until the server is ready, then what it is; return early when it is over."""
         model = None
-        with self._console.status("starting") if self._console.is_terminal else nullcontext():
+        with self._console.status("starting the processes") as status:
             address = self._wait_for_address(run_dir / f"{self._settings.gateway.name}.listen")
             if address:
+                status.update("loading the model")
                 with grpc.insecure_channel(reachable(address)) as channel:
                     model = self._wait_for_model(channel)
         if model is not None:
@@ -87,5 +87,5 @@ def panel(model: models_pb2.Model, address: str, seconds: float) -> Panel:
     facts.add_row("KV cache", f"{model.kv_capacity_tokens:,} tokens: {model.num_blocks:,} blocks of {model.block_size}")
     facts.add_row("running", f"up to {model.max_num_seqs:,} sequences at once")
     facts.add_row("address", f"[bold]{escape(address)}[/]")
-    facts.add_row("try", escape(f"tandem generate --address {reachable(address)} --prompt 'Once upon a time'"))
+    facts.add_row("try", escape(f"tandem generate --address {reachable(address)} --prompt Hello"))
     return Panel(facts, title="Tandem is ready", subtitle=f"started in {seconds:.1f} s", expand=False)
