@@ -31,12 +31,13 @@ def open_run_dir(wanted: str, root: Path) -> Iterator[Path]:
     lock = _lock(path)
     if lock is None:
         raise SettingsError(f"links.run_dir: another server runs in {path}")
+    kept = set(path.iterdir())
     try:
-        kept = set(path.iterdir()) if was_there else set()
         yield path
-        _empty(path, kept)
     finally:
-        if not was_there:
+        if was_there:
+            _empty(path, kept)
+        else:
             shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
@@ -52,7 +53,7 @@ def _make(path: Path) -> Path:
 def _make_private(root: Path) -> Path:
     for settings in root.glob(f"{PREFIX}*/{SETTINGS_FILE}"):
         left = settings.parent
-        lock = _lock(left)
+        lock = _lock(left) if left.lstat().st_uid == os.getuid() else None
         if lock is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)

@@ -41,8 +41,13 @@ def test_a_wanted_folder_that_was_there_keeps_what_it_held(tmp_path: Path) -> No
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
 
 
-def test_a_folder_is_removed_also_after_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), open_run_dir("", tmp_path):
+@pytest.mark.parametrize("wanted", ["", "run", "."])
+def test_nothing_is_left_after_an_error_either(tmp_path: Path, wanted: str) -> None:
+    with (
+        pytest.raises(RuntimeError),
+        open_run_dir(str(tmp_path / wanted) if wanted else "", tmp_path) as path,
+    ):
+        (path / "socket").touch()
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
