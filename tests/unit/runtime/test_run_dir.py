@@ -43,12 +43,15 @@ def test_a_wanted_folder_that_was_there_keeps_what_it_held(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wanted", ["", "run", "."])
 def test_nothing_is_left_after_an_error_either(tmp_path: Path, wanted: str) -> None:
+    def fail(path: Path) -> None:
+        (path / "socket").touch()
+        raise RuntimeError
+
     with (
         pytest.raises(RuntimeError),
         open_run_dir(str(tmp_path / wanted) if wanted else "", tmp_path) as path,
     ):
-        (path / "socket").touch()
-        raise RuntimeError
+        fail(path)
     assert list(tmp_path.iterdir()) == []
 
 
