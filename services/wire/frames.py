@@ -41,15 +41,20 @@ class Opener(Generic[M]):
     def __init__(self, name: str, union: Any) -> None:
         self._name = name
         self._decoder = codec.decoder(union)
-        self._next: dict[int, int] = {}
+        self._next: dict[int, int | None] = {}  # None: forgotten
         self.last_heard: dict[int, float] = {}
 
     def open(self, frame: bytes, now: float) -> M | None:
-        """The message of a frame, None for a heartbeat; raises LinkBroken when the frame cannot be the next one."""
+        """The message of a frame; None for a heartbeat, and for whatever a forgotten sender says.
+
+        Raises LinkBroken when the frame cannot be the next one of its sender.
+        """
         if len(frame) < HEADER.size:
             raise LinkBroken(f"{self._name}: a frame of {len(frame)} bytes is no frame")
         sender, number = HEADER.unpack_from(frame)
         expected = self._next.get(sender, 0)
+        if expected is None:
+            return None
         if number != expected:
             raise LinkBroken(f"{self._name}: sender {sender:x} sent number {number} where {expected} was due")
         self._next[sender] = expected + 1
@@ -61,3 +66,8 @@ class Opener(Generic[M]):
         except msgspec.DecodeError as error:
             raise LinkBroken(f"{self._name}: sender {sender:x}, number {number}: {error}") from error
         return message
+
+    def forget(self, sender: int) -> None:
+        """This sender is no more."""
+        self._next[sender] = None
+        self.last_heard.pop(sender, None)

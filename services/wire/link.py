@@ -4,6 +4,9 @@ An Outlet is a sending end with exactly one receiver; an Inlet is a receiving en
 sender sends arrives whole, in order, once. Every message is numbered by its sender; a gap is LinkBroken. Sends never
 block: an outlet at its bound raises LinkFull and has sent nothing. Messages sent before the peer is there wait for
 it, within the bound. A heartbeat is a numbered frame without a message: an inlet swallows it and notes the time.
+
+Where a receiver may die and another take its place, the outlet is renewable: it belongs to one life of its receiver,
+and nothing that was meant for one ever reaches the next. Where a sender may, the inlet is told to forget it.
 """
 
 from collections.abc import Mapping
@@ -34,6 +37,17 @@ class Outlet(Protocol, Generic[Out]):
         """Give up what is unsent and free the socket; idempotent."""
 
 
+class RenewableOutlet(Outlet[Out], Protocol, Generic[Out]):
+    """The sending end of a link whose receiver may be replaced; to be renewed before its first message.
+
+    Once the receiver is gone, the outlet is at its bound. It may be renewed after it was closed; in between its
+    heartbeats do nothing.
+    """
+
+    def renew(self) -> None:
+        """Give up what is unsent and begin anew, from number 0, with the receiver that is there now."""
+
+
 class Inlet(Protocol, Generic[In]):
     """The receiving end of one link."""
 
@@ -42,6 +56,9 @@ class Inlet(Protocol, Generic[In]):
 
     def last_heard(self) -> Mapping[int, float]:
         """For each sender heard so far (its id): when, in time.monotonic() seconds."""
+
+    def forget(self, sender: int) -> None:
+        """This sender is no more: it was never heard, and what it may still send is dropped unread."""
 
     def close(self) -> None:
         """Free the socket; idempotent."""

@@ -30,6 +30,7 @@ RECEIVE_BOUND = 1024
 # A sender that waits for its receiver to bind asks again after 10 ms, then ever more rarely.
 RECONNECT_MS = 10
 RECONNECT_MAX_MS = 160
+NEVER = -1
 
 
 class ZmqOutlet(Generic[M]):
@@ -66,6 +67,30 @@ class ZmqOutlet(Generic[M]):
         return True
 
 
+class ZmqRenewableOutlet(ZmqOutlet[M]):
+    """The sending end of a link whose receiver may be replaced; see link.RenewableOutlet.
+
+    Its socket connects once. One that connected again would hand the next receiver what the last one did not take.
+    """
+
+    def __init__(self, name: str, address: str, high_water_mark: int) -> None:
+        self._address = address
+        self._high_water_mark = high_water_mark
+        super().__init__(name, _pusher(high_water_mark, NEVER), _new_sealer())
+
+    def renew(self) -> None:
+        """Give up what is unsent and begin anew, from number 0, with the receiver that is there now."""
+        self.close()
+        self._socket = _pusher(self._high_water_mark, NEVER)
+        self._socket.connect(self._address)
+        self._sealer = _new_sealer()
+
+    def heartbeat(self) -> None:
+        """Tell the receiver that this end lives; does nothing at the bound, or when closed."""
+        if not self._socket.closed:
+            super().heartbeat()
+
+
 class ZmqInlet(Generic[M]):
     """The receiving end of a link; see link.Inlet. `socket` is for the pollers of this module alone."""
 
@@ -90,6 +115,10 @@ class ZmqInlet(Generic[M]):
     def last_heard(self) -> Mapping[int, float]:
         """For each sender heard so far (its id): when, in time.monotonic() seconds."""
         return self._opener.last_heard
+
+    def forget(self, sender: int) -> None:
+        """This sender is no more: it was never heard, and what it may still send is dropped unread."""
+        self._opener.forget(sender)
 
     def close(self) -> None:
         """Free the socket; idempotent."""
@@ -192,12 +221,14 @@ def open_async_inlet(link: Link[M], address: str) -> ZmqAsyncInlet[M]:
 
 def open_outlet(link: Link[M], address: str, high_water_mark: int, sealer: Sealer | None = None) -> ZmqOutlet[M]:
     """Connect a link's sending end, which holds at most high_water_mark unsent messages."""
-    pusher = _socket(zmq.PUSH)
-    pusher.set(zmq.SNDHWM, high_water_mark)
-    pusher.set(zmq.RECONNECT_IVL, RECONNECT_MS)
-    pusher.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    pusher = _pusher(high_water_mark, RECONNECT_MS)
     pusher.connect(address)
-    return ZmqOutlet(link.name, pusher, sealer or Sealer(secrets.randbits(64)))
+    return ZmqOutlet(link.name, pusher, sealer or _new_sealer())
+
+
+def open_renewable_outlet(link: Link[M], address: str, high_water_mark: int) -> ZmqRenewableOutlet[M]:
+    """The sending end of a link whose receiver may be replaced. It is connected when it is renewed."""
+    return ZmqRenewableOutlet(link.name, address, high_water_mark)
 
 
 def finish(flush_s: float) -> None:
@@ -210,6 +241,18 @@ def _socket(kind: int) -> "zmq.Socket[bytes]":
     # zmq's own default is to wait for ever: a socket that was dropped, not closed, would then hang `finish`.
     opened.set(zmq.LINGER, 0)
     return opened
+
+
+def _pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
+    pusher = _socket(zmq.PUSH)
+    pusher.set(zmq.SNDHWM, high_water_mark)
+    pusher.set(zmq.RECONNECT_IVL, reconnect_ms)
+    pusher.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    return pusher
+
+
+def _new_sealer() -> Sealer:
+    return Sealer(secrets.randbits(64))
 
 
 def _resolve(arrived: "asyncio.Future[None]") -> None:

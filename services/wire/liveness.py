@@ -1,7 +1,8 @@
 """Liveness: showing that this end lives, and noticing that another no longer does.
 
 Every sender puts a heartbeat on each of its outlets once in every_s; a receiver counts a sender as dead after death_s
-without any frame. Whoever was never heard is not dead but not yet there. Time comes in as an argument.
+without any frame. Whoever was never heard is not dead but not yet there. Time comes in as an argument, and is to be
+looked at right after receiving.
 """
 
 from collections.abc import Iterable
@@ -28,5 +29,11 @@ class Heart:
 
 
 def silent_senders(inlet: Inlet[Any] | AsyncInlet[Any], now: float, death_s: float) -> list[int]:
-    """The senders heard once but not in the last death_s seconds; to be asked right after receiving."""
+    """The senders heard once but not in the last death_s seconds."""
     return [sender for sender, heard in inlet.last_heard().items() if now - heard > death_s]
+
+
+def is_silent(inlet: Inlet[Any] | AsyncInlet[Any], now: float, death_s: float) -> bool:
+    """Whether all senders are silent, and there was one: for a link with one peer, which may begin anew."""
+    heard = inlet.last_heard()
+    return bool(heard) and len(silent_senders(inlet, now, death_s)) == len(heard)

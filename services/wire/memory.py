@@ -1,7 +1,8 @@
 """Links within one process: the twin of links.py, under the same laws and through the same bytes.
 
 For driving services by hand, without sockets, threads or sleeps, and for embedding. Messages pass through the codec,
-so a message that could not cross a process does not cross here either. The clock is an argument.
+so a message that could not cross a process does not cross here either. The clock is an argument. The process that
+takes a dead receiver's place is the inlet's successor.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ M = TypeVar("M", bound=Struct)
 
 
 class MemoryOutlet(Generic[M]):
-    """The sending end; its bound counts what it sent and the inlet has not taken."""
+    """The sending end, renewable; its bound counts what it sent and the inlet has not taken."""
 
     def __init__(self, inlet: "MemoryInlet[M]", high_water_mark: int, sealer: Sealer) -> None:
         self._inlet = inlet
@@ -39,12 +40,21 @@ class MemoryOutlet(Generic[M]):
             raise LinkFull(self._inlet.name)
 
     def heartbeat(self) -> None:
-        """Tell the receiver that this end lives; does nothing at the bound."""
-        self._push(b"")
+        """Tell the receiver that this end lives; does nothing at the bound, or when closed."""
+        if self._is_open:
+            self._push(b"")
 
     def close(self) -> None:
         """Send nothing more; what was sent stays readable. Idempotent."""
         self._is_open = False
+
+    def renew(self) -> None:
+        """Give up what is unsent and begin anew, from number 0, with the receiver that is there now; on its thread."""
+        self._inlet.drop(self)
+        self._inlet = self._inlet.latest
+        self._sealer = self._inlet.new_sealer()
+        self._is_open = True
+        self._num_sent = self._num_taken = 0
 
     def taken(self) -> None:
         """Called by the inlet for each frame it takes."""
@@ -52,7 +62,7 @@ class MemoryOutlet(Generic[M]):
 
     def _push(self, payload: bytes) -> bool:
         assert self._is_open, f"{self._inlet.name}: send after close"
-        if self._num_sent - self._num_taken >= self._high_water_mark:
+        if not self._inlet.is_open or self._num_sent - self._num_taken >= self._high_water_mark:
             return False
         self._inlet.put(self, self._sealer.seal(payload))
         self._sealer.advance()
@@ -65,8 +75,11 @@ class MemoryInlet(Generic[M]):
 
     def __init__(self, link: Link[M], high_water_mark: int, clock: Callable[[], float]) -> None:
         self.name = link.name
+        self.is_open = True
+        self._link = link
         self._high_water_mark = high_water_mark
         self._clock = clock
+        self._successor: MemoryInlet[M] | None = None
         self._opener: Opener[M] = Opener(link.name, link.union)
         self._frames: deque[tuple[MemoryOutlet[M], bytes]] = deque()
         self._sender_ids = count(1)
@@ -74,7 +87,23 @@ class MemoryInlet(Generic[M]):
 
     def outlet(self, sealer: Sealer | None = None, high_water_mark: int | None = None) -> MemoryOutlet[M]:
         """One more sender, with a bound of its own: the link's, when none is given."""
-        return MemoryOutlet(self, high_water_mark or self._high_water_mark, sealer or Sealer(next(self._sender_ids)))
+        return MemoryOutlet(self, high_water_mark or self._high_water_mark, sealer or self.new_sealer())
+
+    def successor(self) -> "MemoryInlet[M]":
+        """Close this one; the receiver that takes its place, for outlets that are renewed from now on."""
+        self.close()
+        self._successor = MemoryInlet(self._link, self._high_water_mark, self._clock)
+        self._successor._sender_ids = self._sender_ids
+        return self._successor
+
+    @property
+    def latest(self) -> "MemoryInlet[M]":
+        """The last of its successors, or itself."""
+        return self._successor.latest if self._successor else self
+
+    def new_sealer(self) -> Sealer:
+        """For one more sender."""
+        return Sealer(next(self._sender_ids))
 
     def receive(self) -> list[M]:
         """Every message that has arrived, oldest first. Never blocks."""
@@ -92,14 +121,23 @@ class MemoryInlet(Generic[M]):
         """For each sender heard so far (its id): when, by the clock of this link."""
         return self._opener.last_heard
 
+    def forget(self, sender: int) -> None:
+        """This sender is no more: it was never heard, and what it may still send is dropped unread."""
+        self._opener.forget(sender)
+
     def close(self) -> None:
-        """Drop what was not received; idempotent."""
+        """Drop what was not received, and take nothing more; idempotent."""
+        self.is_open = False
         self._frames.clear()
 
     def put(self, outlet: MemoryOutlet[M], frame: bytes) -> None:
         """Called by an outlet for each frame it sends."""
         self._frames.append((outlet, frame))
         self._on_arrival()
+
+    def drop(self, outlet: MemoryOutlet[M]) -> None:
+        """Called by an outlet that gives up what it sent."""
+        self._frames = deque(frame for frame in self._frames if frame[0] is not outlet)
 
     def on_arrival(self, callback: Callable[[], object]) -> None:
         """Call back, on the sender's thread, whenever a frame has arrived."""

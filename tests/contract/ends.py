@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from services.wire.frames import Sealer
-from services.wire.link import Inlet, Outlet
-from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet
+from services.wire.link import Inlet, Outlet, RenewableOutlet
+from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet, open_renewable_outlet
 from services.wire.memory import memory_link
 from services.wire.messages import FeedbackMessage
 from services.wire.topology import FEEDBACK
@@ -24,8 +24,14 @@ class Ends(Protocol):
     def outlet(self, high_water_mark: int = 4096, sealer: Sealer | None = None) -> Outlet[FeedbackMessage]:
         """One more sending end."""
 
+    def renewable(self) -> RenewableOutlet[FeedbackMessage]:
+        """A sending end that may be renewed."""
+
     def inlet(self) -> Inlet[FeedbackMessage]:
         """The receiving end; asked for once."""
+
+    def successor(self) -> Inlet[FeedbackMessage]:
+        """The receiving process dies, another takes its place; its receiving end."""
 
     def wait(self) -> None:
         """Wait until the inlet may hold something more."""
@@ -35,15 +41,28 @@ class ZmqEnds:
     def __init__(self, address: str, stack: ExitStack) -> None:
         self._address = address
         self._stack = stack
+        self._inlet: ZmqInlet[FeedbackMessage] | None = None
         self._poller: Poller | None = None
 
     def outlet(self, high_water_mark: int = 4096, sealer: Sealer | None = None) -> Outlet[FeedbackMessage]:
         return self._stack.enter_context(closing(open_outlet(FEEDBACK, self._address, high_water_mark, sealer)))
 
+    def renewable(self) -> RenewableOutlet[FeedbackMessage]:
+        return self._stack.enter_context(closing(open_renewable_outlet(FEEDBACK, self._address, 4096)))
+
     def inlet(self) -> ZmqInlet[FeedbackMessage]:
-        inlet = self._stack.enter_context(closing(open_inlet(FEEDBACK, self._address)))
-        self._poller = self._stack.enter_context(closing(Poller(inlet)))
-        return inlet
+        self._inlet = self._stack.enter_context(closing(open_inlet(FEEDBACK, self._address)))
+        self._poller = self._stack.enter_context(closing(Poller(self._inlet)))
+        return self._inlet
+
+    def successor(self) -> ZmqInlet[FeedbackMessage]:
+        assert self._inlet is not None
+        self._inlet.close()
+        while True:
+            try:
+                return self.inlet()
+            except OSError:  # a socket is freed a moment after it was closed
+                time.sleep(0.01)
 
     def wait(self) -> None:
         assert self._poller is not None
@@ -57,7 +76,14 @@ class MemoryEnds:
     def outlet(self, high_water_mark: int = 4096, sealer: Sealer | None = None) -> Outlet[FeedbackMessage]:
         return self._inlet.outlet(sealer, high_water_mark)
 
+    def renewable(self) -> RenewableOutlet[FeedbackMessage]:
+        return self._inlet.outlet()
+
     def inlet(self) -> Inlet[FeedbackMessage]:
+        return self._inlet
+
+    def successor(self) -> Inlet[FeedbackMessage]:
+        self._inlet = self._inlet.successor()
         return self._inlet
 
     def wait(self) -> None:

@@ -1,6 +1,6 @@
 """Heartbeats leave when they are due, and silence is noticed only in those who were heard before."""
 
-from services.wire.liveness import Heart, silent_senders
+from services.wire.liveness import Heart, is_silent, silent_senders
 from services.wire.memory import MemoryInlet, MemoryOutlet, memory_link
 from services.wire.messages import Credit, FeedbackMessage
 from services.wire.topology import FEEDBACK
@@ -65,6 +65,20 @@ def test_any_frame_is_a_sign_of_life() -> None:
     outlet.send(Credit("g", 1))
     inlet.receive()
     assert silent_senders(inlet, now=8.0, death_s=5.0) == []
+
+
+def test_a_peer_that_began_anew_is_silent_only_when_its_new_beginning_is() -> None:
+    clock = Clock()
+    before, inlet = _link(clock)
+    after = inlet.outlet()
+    assert not is_silent(inlet, now=1e9, death_s=5.0)
+    before.heartbeat()
+    inlet.receive()
+    clock.now = 10.0
+    after.heartbeat()
+    inlet.receive()
+    assert not is_silent(inlet, now=15.0, death_s=5.0)
+    assert is_silent(inlet, now=15.1, death_s=5.0)
 
 
 def test_of_several_senders_only_the_silent_one_is_named() -> None:
