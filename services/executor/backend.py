@@ -21,13 +21,17 @@ class Unsupported(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one step put out. tokens: one entry for each of batch.sampling_rows, in their order."""
+    """What one step put out. tokens: one entry for each of batch.sampling_rows, in their order.
+
+    ran: when the device began and ended the step (CLOCK_MONOTONIC nanoseconds), if it knows better than its caller.
+    """
 
     tokens: I32
     poisoned: I64  # indices into the rows of the step: their logits were not finite, their token counts for nothing
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
     copies_done: tuple[int, ...] = ()
+    ran: tuple[int, int] | None = None
 
 
 class Backend(Protocol):

@@ -159,6 +159,7 @@ class Engine:
 
     def _answer(self, work: Work, batch: StepBatch, outcome: Outcome, launched_ns: int) -> StepResult:
         tokens = outcome.tokens
+        t_launched, t_done = outcome.ran or (launched_ns, self._now_ns())
         n_out = np.zeros(batch.num_rows, np.int32)
         n_out[batch.sampling_rows] = 1
         for row in outcome.poisoned.tolist():
@@ -180,8 +181,8 @@ class Engine:
             failed_rows=failed_rows,
             copies_done=np.array(outcome.copies_done, np.int32).tobytes(),
             t_received=work.received_ns,
-            t_launched=launched_ns,
-            t_done=self._now_ns(),
+            t_launched=t_launched,
+            t_done=t_done,
         )
 
     def _failed_rows(self, batch: StepBatch) -> tuple[FailedRow, ...]:

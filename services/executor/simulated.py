@@ -67,13 +67,14 @@ class SimulatedBackend:
     def run(self, batch: StepBatch) -> Outcome:
         """Compute at once, then let the step's time pass."""
         tokens = self._advance(batch) if batch.num_rows else NO_TOKENS
-        self._timeline.pass_step(batch)
+        ran = self._timeline.pass_step(batch)
         return Outcome(
             tokens=tokens,
             poisoned=NO_ROWS,
             logprobs=self._logprobs(batch, tokens),
             prompt_logprobs=self._prompt_logprobs(batch) if len(batch.prompt_logprob_rows) else None,
             copies_done=self._copies.end_step(must_land=not batch.num_rows),
+            ran=ran,
         )
 
     def _advance(self, batch: StepBatch) -> I32:

@@ -37,12 +37,14 @@ class Timeline:
         num_read = int(batch.kv_lens.sum())
         return int(self._fixed_ns + self._per_token_ns * batch.num_tokens + self._per_kv_token_ns * num_read)
 
-    def pass_step(self, batch: StepBatch) -> None:
-        """Return when the step is over."""
+    def pass_step(self, batch: StepBatch) -> tuple[int, int] | None:
+        """Return when the step is over, with its beginning and end; None for a step that takes no time."""
         duration = self.duration_ns(batch)
         if not duration:
-            return
-        self._free_at = max(self._free_at, batch.received_ns) + duration
+            return None
+        began_at = max(self._free_at, batch.received_ns)
+        self._free_at = began_at + duration
         remaining = self._free_at - self._now_ns()
         if remaining > 0:
             self._sleep(remaining / _NS_PER_S)
+        return began_at, self._free_at

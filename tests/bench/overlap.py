@@ -1,8 +1,9 @@
-"""How much of the time the device waits for the scheduler, with overlap and without.
+"""How much of the time the device waits for the host, with overlap and without, with the detokenizer beside or in line.
 
-A simulated device of 5 ms a step in a real executor process; the scheduler's shell in this process, over the real
-links; a third process submits requests at the Submit link and takes tokens in as the detokenizer would. The idle time
-before step N+1 is max(0, launched(N+1) - done(N)) on the device's own clock. Depth 1 is the ablation.
+A simulated device in a real executor process; the scheduler's shell in this process, over the real links; another
+process submits requests at the Submit link. The idle time before step N+1 is max(0, launched(N+1) - done(N)) on the
+device's own clock. Depth 1 is the ablation of overlap; a detokenizer that takes its turn in the scheduler's loop is the
+ablation of asynchronous output.
 """
 
 import itertools
@@ -10,29 +11,48 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from services.detokenizer.__main__ import tables_of
+from services.detokenizer.service import DetokenizerService
+from services.detokenizer.streams import Streams
+from services.runtime import logs
+from services.runtime.models import resolve
 from services.runtime.settings import (
     ExecutorSettings,
     LinkSettings,
+    ModelSettings,
     SchedulerSettings,
     ServerSettings,
     temporary_root,
 )
 from services.scheduler.service import SchedulerLinks, SchedulerService
+from services.tokenizer import load
+from services.wire.link import Inlet, Outlet
 from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet
 from services.wire.liveness import Heart
-from services.wire.messages import ResultMessage, StepResult
-from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS, Topology
+from services.wire.memory import memory_link
+from services.wire.messages import FeedbackMessage, ResultMessage, StepResult, TokenMessage
+from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TEXT, TOKENS, Topology
 
-STEP_US = 5000.0
-NUM_ROWS = 64
-NUM_STEPS = 400
 NUM_WARM_UP = 40  # steps in which the rows are still joining
 DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run: depth of the window, decode rows, the device's step, and where the detokenizer runs."""
+
+    depth: int
+    num_rows: int
+    step_us: float
+    num_steps: int = 300
+    is_in_line: bool = False
 
 
 class RecordingInlet:
@@ -54,72 +74,122 @@ class RecordingInlet:
         self._inlet.close()
 
 
-def idle_share(results: list[StepResult]) -> float:
-    """Idle time between consecutive steps over the whole time from the first launch to the last end."""
-    steps = results[NUM_WARM_UP:NUM_STEPS]
+def measure(setup: Setup) -> dict[str, float]:
+    """Idle share of the device and milliseconds a step, the warm-up left out."""
+    steps = trace(setup)[NUM_WARM_UP : setup.num_steps]
     idle = sum(max(0, after.t_launched - before.t_done) for before, after in itertools.pairwise(steps))
-    return idle / (steps[-1].t_done - steps[0].t_launched)
+    span = steps[-1].t_done - steps[0].t_launched
+    return {"idle_share": idle / span, "step_ms": span / len(steps) / 1e6}
 
 
-def measure(depth: int) -> dict[str, float]:
-    """Run NUM_STEPS steps of NUM_ROWS decode rows at one depth."""
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-", dir=temporary_root()) as run_dir:
+def trace(setup: Setup) -> list[StepResult]:
+    """Run one setup; its results in order."""
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=temporary_root()) as run_dir:
         settings = ServerSettings(
             links=LinkSettings(run_dir=run_dir),
-            scheduler=SchedulerSettings(depth=depth, max_num_seqs=NUM_ROWS),
-            executor=ExecutorSettings(backend="simulated", num_blocks=8192, max_rows=NUM_ROWS, step_fixed_us=STEP_US),
+            scheduler=SchedulerSettings(depth=setup.depth, max_num_seqs=setup.num_rows),
+            executor=ExecutorSettings(
+                backend="simulated", num_blocks=8192, max_rows=setup.num_rows, step_fixed_us=setup.step_us
+            ),
+            log_level="warning",
         )
         path = Path(run_dir, "settings.json")
         path.write_bytes(msgspec.json.encode(settings))
-        driver = [sys.executable, "-m", "tests.bench.overlap_driver", run_dir, str(NUM_ROWS), str(NUM_STEPS + 50)]
-        executor = [sys.executable, "-m", "services.executor", "--settings", str(path)]
-        processes = [subprocess.Popen(command) for command in (executor, driver)]
+        commands = [
+            [sys.executable, "-m", "services.executor", "--settings", str(path)],
+            [
+                sys.executable,
+                "-m",
+                "tests.bench.overlap_driver",
+                run_dir,
+                str(setup.num_rows),
+                str(setup.num_steps + 60),
+            ],
+        ]
+        if not setup.is_in_line:
+            commands.append([sys.executable, "-m", "services.detokenizer", "--settings", str(path)])
+        processes = [subprocess.Popen(command) for command in commands]
         try:
-            results = _schedule(settings)
+            return _schedule(settings, setup)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
-    span = results[NUM_STEPS - 1].t_done - results[NUM_WARM_UP].t_launched
-    return {"idle_share": idle_share(results), "step_ms": span / (NUM_STEPS - NUM_WARM_UP) / 1e6}
 
 
-def _schedule(settings: ServerSettings) -> list[StepResult]:
+def _schedule(settings: ServerSettings, setup: Setup) -> list[StepResult]:
     at = settings.links
     topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
+    gateway = at.gateways[0]
     submit = open_inlet(SUBMIT, topology.address(SUBMIT))
     result = open_inlet(RESULT, topology.address(RESULT))
-    feedback = open_inlet(FEEDBACK, topology.address(FEEDBACK))
     recording = RecordingInlet(result)
-    gateway = at.gateways[0]
+    if setup.is_in_line:
+        tokens, feedback, detokenize = _detokenizer_in_line(topology, gateway, at.high_water_mark)
+        waited: tuple[ZmqInlet[Any], ...] = (submit, result)
+    else:
+        zmq_feedback = open_inlet(FEEDBACK, topology.address(FEEDBACK))
+        tokens, feedback = open_outlet(TOKENS, topology.address(TOKENS), at.high_water_mark), zmq_feedback
+        detokenize = _nothing
+        waited = (submit, result, zmq_feedback)
     links = SchedulerLinks(
         submit=submit,
         result=recording,
         feedback=feedback,
         plan=open_outlet(PLAN, topology.address(PLAN), at.high_water_mark),
-        tokens=open_outlet(TOKENS, topology.address(TOKENS), at.high_water_mark),
+        tokens=tokens,
         status={gateway: open_outlet(STATUS, topology.address(STATUS, gateway), at.high_water_mark)},
     )
     service = SchedulerService(settings.scheduler, links, time.monotonic_ns)
-    poller = Poller(submit, result, feedback)
+    poller = Poller(*waited)
     heart = Heart(links.outlets(), at.heartbeat_s)
     give_up = time.monotonic() + DEADLINE_S
     try:
-        while len(recording.results) < NUM_STEPS:
+        while len(recording.results) < setup.num_steps:
             if time.monotonic() > give_up:
-                raise TimeoutError(f"{len(recording.results)} steps of {NUM_STEPS} in {DEADLINE_S} s")
+                raise TimeoutError(f"{len(recording.results)} steps of {setup.num_steps} in {DEADLINE_S} s")
             heart.beat(time.monotonic())
             service.turn()
+            detokenize()
             poller.wait(0.5)
     finally:
         poller.close()
-        for inlet in (submit, result, feedback):
+        for inlet in waited:
             inlet.close()
         for outlet in links.outlets():
             outlet.close()
     return recording.results
 
 
+def _detokenizer_in_line(
+    topology: Topology, gateway: str, high_water_mark: int
+) -> tuple[Outlet[TokenMessage], Inlet[FeedbackMessage], Callable[[], None]]:
+    """A detokenizer over memory links, and its turn."""
+    streams = Streams(tables_of(load(resolve(ModelSettings()))))
+    to_tokens, tokens = memory_link(TOKENS, high_water_mark)
+    to_feedback, feedback = memory_link(FEEDBACK, high_water_mark)
+    texts = {gateway: open_outlet(TEXT, topology.address(TEXT, gateway), high_water_mark)}
+    service = DetokenizerService(streams, tokens, texts, to_feedback, 256)
+    return to_tokens, feedback, service.turn
+
+
+def _nothing() -> None:
+    """The detokenizer has a process of its own."""
+
+
 def run() -> dict[str, object]:
-    """Idle share at depth 2 and 1."""
-    return {f"depth_{depth}": measure(depth) for depth in (2, 1)}
+    """Idle shares, the gain of depth 2 over depth 1 by rows and step, and that of the detokenizer's own process."""
+    logs.configure("bench", "warning")
+    figures: dict[str, object] = {
+        f"idle_64_rows_{step_us / 1000:.0f}_ms_depth_{depth}": measure(Setup(depth, 64, step_us, 400))
+        for step_us in (2000.0, 5000.0)
+        for depth in (2, 1)
+    }
+    for step_us, num_steps in ((1000.0, 400), (5000.0, 240), (20000.0, 120)):
+        for num_rows in (1, 8, 64):
+            one, two = (measure(Setup(depth, num_rows, step_us, num_steps))["step_ms"] for depth in (1, 2))
+            figures[f"gain_of_depth_2_{num_rows}_rows_{step_us / 1000:.0f}_ms"] = one / two
+    for depth in (1, 2):
+        in_line, beside = (measure(Setup(depth, 64, 1000.0, 400, where))["step_ms"] for where in (True, False))
+        figures[f"gain_of_own_detokenizer_64_rows_1_ms_depth_{depth}"] = in_line / beside
+    return figures

@@ -38,9 +38,9 @@ def test_steps_lie_end_to_end_and_lost_time_is_made_up() -> None:
     clock = Clock()
     timeline = Timeline(SETTINGS, lambda: clock.now_ns, clock.sleep)
     first, second, _ = batches()
-    timeline.pass_step(first)
+    assert timeline.pass_step(first) == (0, 166_000)
     clock.now_ns += 50_000  # woken late
-    timeline.pass_step(second)
+    assert timeline.pass_step(second) == (166_000, 283_000), "the device's own times, not the host's"
     assert clock.slept == [166_000, 67_000]
     assert clock.now_ns == 166_000 + 117_000
 
