@@ -20,7 +20,8 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
     if result.copies_done:
         absorb_copies(state, result.copies_done, now)
-    state.finished_steps.append((record.size, result.t_done - result.t_launched))
+    if record.rows:  # a step without rows takes as long as the copy it waits for
+        state.finished_steps.append((record.size, result.t_done - result.t_launched))
     tokens = columns.unpack(result.tokens)
     rows = record.rows
     runs = record.samplers(frozenset([failure.row for failure in result.failed_rows]))
@@ -102,8 +103,7 @@ def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
 def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> None:
     """The first failed row ends its sequence; its later rows fail too and find it ended."""
     if sequence.finish is None:
-        if sequence.run is not None:
-            state.cache.taint(sequence.run)
+        state.cache.taint(sequence)
         state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))
 
 

@@ -101,17 +101,21 @@ def _refusal(state: State, submit: Submit, first: Sequence, now: int) -> Verdict
     num_waiting = len(state.waiting)
     if num_waiting + submit.n > state.limits.max_waiting:
         return FinishReason.FAILED, FailureReason.QUEUE_FULL, f"{num_waiting} sequences are waiting"
-    return _unreachable(state, submit, now)
+    return _unreachable(state, submit, first, now)
 
 
-def _unreachable(state: State, submit: Submit, now: int) -> Verdict | None:
-    """Whether the deadline has passed, or will while the queue ahead drains at the measured rate."""
+def _unreachable(state: State, submit: Submit, first: Sequence, now: int) -> Verdict | None:
+    """Whether the deadline has passed, or will while the requests ahead drain at the measured rate."""
     if submit.remaining_ms is None:
         return None
     if submit.remaining_ms <= 0:
         return FinishReason.FAILED, FailureReason.DEADLINE, "the deadline had passed on arrival"
     rate = state.drain_rate.per_second(now)
-    wait_ms = len(state.waiting) / rate * 1000 if rate else 0.0
+    if not rate:
+        return None
+    precedence = state.policy.precedence
+    ahead = {sequence.request for sequence in state.waiting if precedence(sequence) < precedence(first)}
+    wait_ms = len(ahead) / rate * 1000
     if wait_ms > submit.remaining_ms:
         text = f"the queue takes {wait_ms:.0f} ms at the measured rate, the deadline leaves {submit.remaining_ms} ms"
         return FinishReason.FAILED, FailureReason.DEADLINE_UNREACHABLE, text

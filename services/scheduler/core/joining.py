@@ -16,7 +16,7 @@ from services.scheduler.core.swap import is_copying_out, preempt, swap_in
 
 def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
     """Let the waiting join; True when somebody was displaced for the one that did not fit."""
-    if not state.policy.fills and any(run.is_carried or run.last_sampled_step for run in state.running):
+    if not state.policy.fills and any(_has_begun(run) and state.has_credit(run.sequence) for run in state.running):
         return False  # the batch has formed
     for sequence in state.waiting.candidates():
         if budget <= 0:
@@ -39,6 +39,10 @@ def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
             grant(state, draft, _start(state, draft, sequence, found, now), count)
             budget -= count
     return False
+
+
+def _has_begun(run: Run) -> bool:
+    return run.last_sampled_step > 0 or run.sequence.num_output_tokens > 0
 
 
 def _first_chunk(state: State, sequence: Sequence, num_found: int, budget: int) -> int:

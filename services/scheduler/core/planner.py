@@ -12,7 +12,7 @@ from services.scheduler.core.joining import admit_waiting
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import State
 from services.scheduler.core.step import Draft, StepRecord
-from services.scheduler.core.swap import preempt, swap_in
+from services.scheduler.core.swap import is_copying_out, preempt, swap_in
 from services.wire.messages import StepPlan
 
 BLAME_ALONE = 2  # failed steps after which a sequence runs alone
@@ -79,22 +79,19 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
 
 
 def _bring_in(state: State, suspect: Sequence, now: int) -> Run | None:
-    """The suspect takes a slot, somebody else's if need be; None while its own copy is under way or has no room."""
+    """The suspect takes a place, others' if need be; None while a copy is under way that must end first."""
     swapped = suspect.swapped
     if swapped is not None and not swapped.is_there:
         return None
-    has_slot = bool(state.free_slots)
-    if not has_slot or (swapped is not None and len(swapped.host_blocks) > state.pool.num_free):
-        others = [run for run in state.running if run.copy is None]
-        victim = state.choose_victim(others)
-        if victim is not None:
-            preempt(state, victim, now)
-    if not state.free_slots:
-        return None
+    num_needed = 1 if swapped is None else len(swapped.host_blocks)
+    while not state.has_place() or num_needed > state.pool.num_free:
+        victim = state.choose_victim(run for run in state.running if run.copy is None)
+        if victim is None or is_copying_out(state):
+            return None
+        preempt(state, victim, now)
     if swapped is None:
         return state.admit(suspect, now)
-    if len(swapped.host_blocks) <= state.pool.num_free:
-        swap_in(state, suspect, now)
+    swap_in(state, suspect, now)
     return suspect.run
 
 
@@ -137,6 +134,7 @@ def _come_due(state: State, run: Run) -> None:
 
 def _carry_on(state: State, run: Run) -> None:
     """An added row has sampled: from now on it is carried, claims its next block, or waits for its end."""
+    state.tenants.serve_token(run.sequence.tenant)
     if run.planned < run.due:
         state.promote(run)
     elif run.is_exhausted:

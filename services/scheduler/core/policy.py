@@ -7,6 +7,7 @@ class first (a silent reader, then the lowest priority under the priority policy
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from services.scheduler.core.blocks import BlockPool
@@ -92,7 +93,7 @@ def _rule_score(run: Run, rule: VictimRule, pool: BlockPool) -> float:
         case "lifo":
             return 0.0
         case "lru":
-            return 0.0 if run.is_carried else -float(run.last_planned_step)
+            return -inf if run.is_carried else -float(run.last_planned_step)
         case "cost":
             num_reclaimable = pool.num_reclaimable(run.blocks)
             num_shared = len(run.blocks) - num_reclaimable

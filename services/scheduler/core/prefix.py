@@ -94,11 +94,15 @@ class PrefixCache:
             if self._expected.get(key) is run:
                 del self._expected[key]
 
-    def taint(self, run: Run) -> None:
-        """The run's KV is worth nothing: what it published is withdrawn, and it publishes no more."""
-        run.is_tainted = True
-        for block in run.blocks[run.num_cached_blocks :]:
-            if block in self._content_of:
+    def taint(self, sequence: Sequence) -> None:
+        """The sequence's KV is worth nothing: its run publishes no more, and what is published is withdrawn, whoever
+        computed it and whoever holds it. What was found may be what is bad, and would fail whoever finds it next."""
+        if sequence.run is not None:
+            sequence.run.is_tainted = True
+        num_full = len(sequence.tokens) // self._block_size if self._is_on else 0
+        for content in self._contents(sequence, 0, num_full):
+            block = self._block_of.get(content.key)
+            if block is not None and self._content_of[block] == content:
                 self._forget(block)
                 self.pool.retract(block)
 
@@ -111,6 +115,10 @@ class PrefixCache:
         for block in self.pool.idle():
             self._forget(block)
             self.pool.retract(block)
+
+    def expected(self) -> dict[bytes, Run]:
+        """Each key that is being computed, and by whom."""
+        return dict(self._expected)
 
     def contents(self) -> dict[int, Content]:
         """What each published block holds."""

@@ -54,7 +54,7 @@ def lose_executor(state: State, instance: int, now: int) -> None:
         state.preempt(run)
         run.sequence.late = 0
     for sequence in state.waiting:
-        sequence.swapped = None
+        state.drop_swapped(sequence)
     state.pending_ops.clear()  # nobody is left to retire the slots
     state.instance = 0
     state.is_open = False

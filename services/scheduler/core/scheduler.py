@@ -97,8 +97,9 @@ class Scheduler:
         return plan_step(self.state, now)
 
     def absorb(self, result: StepResult, now: int) -> Hello | None:
-        """Take in a result: an older epoch's is nothing, a failed one opens a new epoch with the Hello returned."""
-        if result.epoch != self.state.epoch:
+        """Take in a result: an older epoch's or a dead executor's is nothing, a failed one opens a new epoch with the
+        Hello returned."""
+        if result.epoch != self.state.epoch or not self.state.is_open:
             return None
         if result.status == StepStatus.FAILED:
             return fail_step(self.state, result.step, result.detail, now)

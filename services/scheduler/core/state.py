@@ -155,7 +155,7 @@ class State:
         return max(1, min(limits.max_num_seqs, limits.token_budget - limits.prefill_quantum, self.capacity.max_rows))
 
     def has_place(self) -> bool:
-        """Whether one more may run: it finds a slot and, since a run that is ending takes no row, a row in each step."""
+        """Whether one more may run: it finds a slot, and a row in each step; a run that is ending takes none."""
         return bool(self.free_slots) and len(self.running) - self.num_ending < self.max_rows()
 
     def num_held_positions(self) -> int:
@@ -233,14 +233,14 @@ class State:
             self.end_run(sequence.run)
         else:
             self.waiting.remove(sequence)
-            self._drop_swapped(sequence)
+            self.drop_swapped(sequence)
         if ending[0] == FinishReason.STOP or ending[0] == FinishReason.LENGTH:
             self.output_length.learn(sequence.num_output_tokens)
         self.close(sequence, now, ending, matched_token=matched_token)
         if sequence.request.num_open == 0:
             self.drain_rate.note(now)
 
-    def _drop_swapped(self, sequence: Sequence) -> None:
+    def drop_swapped(self, sequence: Sequence) -> None:
         """Host blocks are free at once, or when the copy that fills them is reported."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is not None:

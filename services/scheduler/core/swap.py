@@ -84,6 +84,8 @@ def _wants_swap(state: State, run: Run) -> bool:
     mode = state.limits.preemption
     if mode == "recompute" or run.planned == 0 or num_blocks > len(state.host_blocks):
         return False
+    if run.is_ending:
+        return False  # what is in flight ends it: nothing will be computed again
     if mode == "swap" or state.copy_time.us_per_block is None:
         return True  # auto learns what a copy costs by ordering one
     # What all running rows lose: the copies' stall, out and in, against the tokens that are computed again.

@@ -15,30 +15,35 @@ MAX_IDLE = 4096  # idle tenants whose counters are remembered
 
 
 class Tenants:
-    """Active tenants have an open sequence; idle ones are remembered while their counter is above the floor."""
+    """Active tenants have an open sequence; idle ones are remembered while their counter is above the floor, since at
+    or below it they would be lifted to it anyway."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, Tenant] = {}
+        self._active: dict[str, Tenant] = {}
+        self._idle: dict[str, Tenant] = {}  # longest idle first
         self._floor = 0  # counter of the least served active tenant, the last time there was one
 
     def join(self, name: str) -> Tenant:
         """One more open sequence of a tenant."""
-        tenant = self._tenants.get(name)
+        tenant = self._active.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = Tenant(name)
-        if tenant.num_open == 0:
             self._raise_floor()
+            tenant = self._idle.pop(name) if name in self._idle else Tenant(name)
+            self._active[name] = tenant
             tenant.served = max(tenant.served, self._floor)
         tenant.num_open += 1
         return tenant
 
     def leave(self, tenant: Tenant) -> None:
         """One open sequence fewer."""
-        if tenant.num_open == 1:
-            self._raise_floor()
         tenant.num_open -= 1
-        if tenant.num_open == 0 and len(self._tenants) > MAX_IDLE:
-            self._forget()
+        if tenant.num_open == 0:
+            self._raise_floor()
+            del self._active[tenant.name]
+            if tenant.served > self._floor:
+                self._idle[tenant.name] = tenant
+                if len(self._idle) > MAX_IDLE:
+                    del self._idle[next(iter(self._idle))]
 
     def serve_prompt(self, sequence: Sequence) -> None:
         """A prompt is admitted: charged whole, once, whatever is computed again later."""
@@ -46,19 +51,15 @@ class Tenants:
         num_computed = sequence.num_prompt_tokens - num_cached
         sequence.tenant.served += PREFILL_WEIGHT * num_computed + CACHED_WEIGHT * num_cached
 
+    def serve_token(self, tenant: Tenant) -> None:
+        """A row that was not carried puts out a token."""
+        tenant.served += DECODE_WEIGHT
+
     def serve_step(self) -> None:
         """Every carried row is given a token."""
-        for tenant in self._tenants.values():
+        for tenant in self._active.values():
             tenant.served += DECODE_WEIGHT * tenant.num_carried
 
     def _raise_floor(self) -> None:
-        active = [tenant.served for tenant in self._tenants.values() if tenant.num_open]
-        if active:
-            self._floor = max(self._floor, min(active))
-
-    def _forget(self) -> None:
-        """Idle tenants at or below the floor would be lifted to it anyway; beyond those, the oldest idle ones go."""
-        idle = [tenant for tenant in self._tenants.values() if tenant.num_open == 0]
-        for tenant in idle:
-            if tenant.served <= self._floor or len(self._tenants) > 2 * MAX_IDLE:
-                del self._tenants[tenant.name]
+        if self._active:
+            self._floor = max(self._floor, min(tenant.served for tenant in self._active.values()))

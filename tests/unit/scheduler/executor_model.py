@@ -62,8 +62,14 @@ class Slot:
     is_poisoned: bool = False
 
 
+POISON = -1  # the chain of a cell whose value is not finite
+
+
 class ExecutorModel:
-    """Plans queue up in `plans`; `step()` runs the oldest and returns its result."""
+    """Plans queue up in `plans`; `step()` runs the oldest and returns its result.
+
+    copy_lag: steps a copy outlasts the one that ordered it.
+    """
 
     def __init__(
         self,
@@ -73,11 +79,12 @@ class ExecutorModel:
         max_rows: int,
         context_length: int,
         num_host_blocks: int = 0,
+        copy_lag: int = 0,
     ) -> None:
         self.instance, self.num_blocks, self.block_size = instance, num_blocks, block_size
         self.max_rows, self.context_length, self.num_host_blocks = max_rows, context_length, num_host_blocks
         self.copies: deque[CopyBlocks] = deque()  # ordered and not done; each takes effect as late as it may
-        self.copy_lag = 0  # steps a copy outlasts the one that ordered it
+        self.copy_lag = copy_lag
         self.host_cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.epoch = 0
         self.has_failed = False
@@ -86,7 +93,7 @@ class ExecutorModel:
         self.rows: list[int] = []
         self.cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.seen: set[tuple[int, int]] = set()
-        self.row_history: list[list[tuple[int, int, int]]] = []  # (slot, generation, count) of every executed step
+        self.num_steps = 0
 
     def ready(self, epoch: int) -> Ready:
         card = ModelCard("model", VOCAB, self.context_length, (1,))
@@ -114,21 +121,20 @@ class ExecutorModel:
         if fails or self.has_failed:
             self.has_failed = True
             return StepResult(plan.epoch, plan.step, StepStatus.FAILED, detail="injected")
+        self.num_steps += 1
         for op in plan.ops:
             self._apply(op)
         copies_done = self._end_copies(must_end=not plan.slots and len(self.rows) == len(columns.unpack(plan.dropped)))
         rows = self._rows(plan)
         self.rows = [slot for slot, *_ in rows]
         assert len(set(self.rows)) == len(self.rows), "a slot has two rows"
-        self.row_history.append([(slot, self.slots[slot].generation, count) for slot, _, count, _, _ in rows])
         tokens: list[int] = []
         n_out: list[int] = []
         failed: list[FailedRow] = []
         for index, (slot, position, count, flags, inputs) in enumerate(rows):
             state = self._forward(self.slots[slot], position, count, inputs)
             if index == poison or self.slots[slot].is_poisoned:
-                self.slots[slot].is_poisoned = True
-                self.slots[slot].last_token = 0
+                self._poison(self.slots[slot], position, count)
                 failed.append(FailedRow(index, FailureReason.POISONED_ROW, "not finite"))
                 n_out.append(0)
             elif flags & RowFlag.SAMPLE:
@@ -210,6 +216,13 @@ class ExecutorModel:
         assert not host, "host tokens left over"
         return rows
 
+    def _poison(self, slot: Slot, position: int, count: int) -> None:
+        """The row's cells are not finite, and whoever reads them would not be either."""
+        slot.is_poisoned = True
+        slot.last_token = 0
+        for p in range(position, position + count):
+            self.cells[slot.table[p // self.block_size], p % self.block_size] = (p, POISON)
+
     def _forward(self, slot: Slot, position: int, count: int, inputs: list[int]) -> int:
         assert slot.next_position in (None, position), "a row does not go on where its slot stopped"
         assert position + count <= len(slot.table) * self.block_size, "a position without a block"
@@ -217,6 +230,7 @@ class ExecutorModel:
         for p in range(position):
             cell = self.cells.get((slot.table[p // self.block_size], p % self.block_size))
             assert cell is not None and cell[0] == p, "a stale or missing cell"
+            assert cell[1] != POISON or slot.is_poisoned, "the KV of a poisoned row is read by another"
             state = cell[1]
         for p, token in enumerate(inputs, position):
             state = absorb_token(state, token, p)

@@ -1,6 +1,11 @@
-"""A scheduler and the executor model, driven event by event; the text side's laws are checked as batches arrive."""
+"""A scheduler and an executor, driven event by event; the text side's laws are checked as batches arrive."""
 
-from typing import Any
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
 
 from services.scheduler.core import invariants
 from services.scheduler.core.policy import FCFS, Policy
@@ -11,13 +16,16 @@ from services.wire.messages import (
     Close,
     Credit,
     FinishReason,
+    Hello,
     Identity,
     Output,
+    Ready,
     Refused,
     Sampling,
     SequenceKey,
     Start,
     StepPlan,
+    StepResult,
     StopHit,
     Stopping,
     Submit,
@@ -54,12 +62,13 @@ def submit_message(
     priority: int = 0,
     tenant: str = "",
     salt: str = "",
+    prompt_logprobs: int | None = None,
 ) -> Submit:
     stops = columns.pack(stop_ids)
     return Submit(
         Identity(gateway, name, incarnation),
         columns.pack(prompt),
-        Sampling(min_tokens=min_tokens, stop_token_ids=stops),
+        Sampling(min_tokens=min_tokens, stop_token_ids=stops, prompt_logprobs=prompt_logprobs),
         Stopping(max_tokens, min_tokens, stops),
         Output(),
         seed=seed,
@@ -71,46 +80,84 @@ def submit_message(
     )
 
 
+class Executor(Protocol):
+    """What the rig drives: plans queue up in `plans`; `step` runs the oldest and returns its result."""
+
+    plans: deque[StepPlan]
+
+    def ready(self, epoch: int) -> Ready: ...
+    def hello(self, hello: Hello) -> Ready: ...
+    def receive(self, plan: StepPlan) -> None: ...
+    def step(self, *, fails: bool = False, poison: int | None = None) -> StepResult: ...
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an executor has; copy_lag: steps a copy outlasts the one that ordered it."""
+
+    num_blocks: int = 64
+    block_size: int = 4
+    max_rows: int = 16
+    context_length: int = 512
+    num_host_blocks: int = 0
+    copy_lag: int = 0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Microseconds of a step: fixed, for each token, and for each block of a copy that ends with it."""
+
+    fixed_us: int = 0
+    token_us: int = 0
+    block_us: int = 0
+
+
+def open_model(instance: int, shape: Shape) -> Executor:
+    sizes = (shape.num_blocks, shape.block_size, shape.max_rows, shape.context_length, shape.num_host_blocks)
+    return ExecutorModel(instance, *sizes, copy_lag=shape.copy_lag)
+
+
 class Rig:
-    """`outputs` and `closes`: what the text side was told, by sequence."""
+    """`outputs` and `closes`: what the text side was told, by sequence. `row_history`: (name, tokens) of every row, by
+    step that was executed."""
 
     def __init__(
         self,
         bounds: Limits | None = None,
         *,
-        num_blocks: int = 64,
-        block_size: int = 4,
-        max_rows: int = 16,
-        context_length: int = 512,
-        num_host_blocks: int = 0,
         policy: Policy = FCFS,
+        pace: Pace = Pace(),
+        executor: Callable[[int, Shape], Executor] = open_model,
+        **shape: int,
     ) -> None:
         self.scheduler = Scheduler(bounds or limits(), policy)
-        self.shape = (num_blocks, block_size, max_rows, context_length, num_host_blocks)
-        self.copy_lag = 0
+        self.shape = Shape(**shape)
+        self.pace = pace
+        self.make_executor = executor
         self.now = 1
         self.num_instances = 0
         self.plans: list[StepPlan] = []
+        self.row_history: list[list[tuple[str, int]]] = []
         self.outputs: dict[SequenceKey, list[int]] = {}
         self.closes: dict[SequenceKey, Close] = {}
         self.starts: dict[SequenceKey, Start] = {}
         self.last_number = 0
         self.auto_credit = True
-        self.executor = self._open_executor()
+        self.open_executor()
 
-    def _open_executor(self) -> ExecutorModel:
+    def open_executor(self) -> None:
+        """A new instance says Ready, and answers its Hello."""
         self.num_instances += 1
-        executor = ExecutorModel(self.num_instances, *self.shape)
-        executor.copy_lag = self.copy_lag
-        hello = self.scheduler.executor_ready(executor.ready(0), self.now)
+        self.executor = self.make_executor(self.num_instances, self.shape)
+        hello = self.scheduler.executor_ready(self.executor.ready(0), self.now)
         assert hello is not None
-        assert self.scheduler.executor_ready(executor.hello(hello), self.now) is None
         self._after()
-        return executor
+        assert self.scheduler.plan(self.now) is None, "a plan before the Hello was answered"
+        assert self.scheduler.executor_ready(self.executor.hello(hello), self.now) is None
+        self._after()
 
     def _after(self) -> None:
         self.now += 1
-        invariants.check(self.scheduler.state)
         batch = self.scheduler.take_batch()
         self.scheduler.tidy()
         invariants.check(self.scheduler.state)
@@ -162,27 +209,51 @@ class Rig:
         if plan is not None:
             self.plans.append(plan)
             self.executor.receive(plan)
+            self._check_bounds()
         self._after()
         return plan
+
+    def _check_bounds(self) -> None:
+        """Of the step just planned."""
+        record, bounds = self.scheduler.state.inflight[-1], self.scheduler.state.limits
+        chunks = [count for _, count in record.added]
+        assert len(record.rows) - len(chunks) + sum(chunks) <= bounds.token_budget
+        assert len(record.rows) <= bounds.max_num_seqs and max(chunks, default=0) <= bounds.chunk_size
+        assert len(set(record.rows)) == len(record.rows), "two rows of one run"
 
     def deliver(self, *, fails: bool = False, poison: int | None = None) -> None:
         """The executor runs its oldest plan and its result is absorbed."""
         result = self.executor.step(fails=fails, poison=poison)
+        record = self.scheduler.state.inflight[0]
+        counts = [1] * (len(record.rows) - len(record.added)) + [count for _, count in record.added]
         if not fails:
-            counts = [count for _, _, count in self.executor.row_history[-1]]
-            bounds = self.scheduler.state.limits
-            assert sum(counts) <= bounds.token_budget and len(counts) <= bounds.max_num_seqs
-            assert max(counts, default=0) <= bounds.chunk_size
+            names = [run.sequence.key.request for run in record.rows]
+            self.row_history.append(list(zip(names, counts, strict=True)))
+        num_copied = sum(len(self.scheduler.state.copies[n].host_blocks) for n in columns.unpack(result.copies_done))
+        pace = self.pace
+        duration = (pace.fixed_us + pace.token_us * sum(counts) + pace.block_us * num_copied) * 1000
+        result = msgspec.structs.replace(result, t_launched=self.now, t_done=self.now + duration)
+        self.now += duration
+        self.absorb(result)
+
+    def absorb(self, result: StepResult) -> None:
+        """A result arrives; the later steps of a failed epoch are answered as failed, and ignored."""
         hello = self.scheduler.absorb(result, self.now)
         if hello is not None:
-            while self.executor.plans:  # the later steps of a failed epoch are answered as failed, and ignored
+            while self.executor.plans:
                 assert self.scheduler.absorb(self.executor.step(), self.now) is None
+            self._after()
             self.scheduler.executor_ready(self.executor.hello(hello), self.now)
         self._after()
 
-    def kill_executor(self) -> None:
+    def lose_executor(self) -> None:
+        """A death notice, and nobody there yet."""
         self.scheduler.executor_lost(self.num_instances, self.now)
-        self.executor = self._open_executor()
+        self._after()
+
+    def kill_executor(self) -> None:
+        self.lose_executor()
+        self.open_executor()
 
     # running
 
@@ -209,7 +280,12 @@ class Rig:
         state = self.scheduler.state
         assert state.pool.num_free == state.pool.num_total and not state.running and not len(state.waiting)
         assert not state.inflight and not state.suspects and not state.copies
-        assert sorted(state.host_blocks) == list(range(self.shape[4])), "a host block is lost"
+        assert sorted(state.host_blocks) == list(range(self.shape.num_host_blocks)), "a host block is lost"
+
+    def turns(self, count: int) -> None:
+        """So many turns; each must have something to do."""
+        for _ in range(count):
+            assert self.turn(), "nothing to do"
 
     # expectations
 

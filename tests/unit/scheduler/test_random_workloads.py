@@ -59,8 +59,8 @@ class Workload:
             max_rows=rng.choice([2, 8]),
             num_host_blocks=rng.choice([0, 4, 30]),
             policy=rng.choice([FCFS, FCFS, priority(5), FAIR, STATIC]),
+            copy_lag=rng.choice([0, 1, 3]),
         )
-        self.rig.copy_lag = self.rig.executor.copy_lag = rng.choice([0, 1, 3])
         self.submits: dict[str, Submit] = {}
         self.touched: set[str] = set()  # cancelled, stopped or poisoned: their outputs are a prefix
         self.silent: str | None = None

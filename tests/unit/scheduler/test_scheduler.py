@@ -16,14 +16,14 @@ from services.wire.messages import (
     StepResult,
     StepStatus,
 )
-from tests.unit.scheduler.executor_model import ExecutorModel, continuation
-from tests.unit.scheduler.rig import Rig, limits, submit_message
+from tests.unit.scheduler.executor_model import continuation
+from tests.unit.scheduler.rig import Rig, Shape, limits, open_model, submit_message
 
 PROMPT = [5, 6, 7, 8, 9]
 
 
 def num_rows_of(rig: Rig) -> int:
-    return sum(len(rows) for rows in rig.executor.row_history)
+    return sum(len(rows) for rows in rig.row_history)
 
 
 # length, stop tokens, waste
@@ -170,7 +170,7 @@ def test_requests_join_and_leave_at_any_step() -> None:
         rig.turn()
     rig.submit(submit_message("short", PROMPT, max_tokens=2))
     rig.run()
-    widths = [len(rows) for rows in rig.executor.row_history]
+    widths = [len(rows) for rows in rig.row_history]
     assert widths == [1, 1, 1, 2, 2, *[1] * 15]
 
 
@@ -180,7 +180,7 @@ def test_prefill_chunks_share_the_step_with_decode_rows_under_the_budget() -> No
     rig.turn()
     rig.submit(submit_message("prefill", list(range(2, 22)), max_tokens=1))
     rig.run()
-    counts = [[count for _, _, count in rows] for rows in rig.executor.row_history]
+    counts = [[count for _, count in rows] for rows in rig.row_history]
     assert counts[:4] == [[5], [1, 7], [1, 7], [1, 6]]
 
 
@@ -524,7 +524,7 @@ def test_a_smaller_executor_is_judged_again_and_losers_fail() -> None:
     rig.submit(submit_message("loses", [3] * 30, max_tokens=60))
     for _ in range(3):
         rig.turn()
-    rig.shape = (9, 4, 16, 512, 0)
+    rig.shape = Shape(num_blocks=9)
     rig.kill_executor()
     assert rig.close_of("loses").failure == FailureReason.KV_CAPACITY
     rig.run()
@@ -547,7 +547,7 @@ def test_an_unannounced_new_executor_is_a_death() -> None:
     rig.submit(submit_message("a", PROMPT, max_tokens=5))
     rig.turn()
     rig.plan()
-    rig.executor = ExecutorModel(77, *rig.shape)
+    rig.executor = open_model(77, rig.shape)
     hello = rig.scheduler.executor_ready(rig.executor.ready(0), rig.now)
     assert isinstance(hello, Hello) and rig.scheduler.plan(rig.now) is None
     rig.scheduler.executor_ready(rig.executor.hello(hello), rig.now)

@@ -167,10 +167,10 @@ def test_control_pauses_resumes_drains_and_cancels_all() -> None:
     desk.submit.send(Control("g", 1, ControlVerb.PAUSE))
     desk.submit.send(submit_message("a", PROMPT, max_tokens=40))
     desk.run(2)
-    assert not desk.executor.row_history
+    assert desk.executor.num_steps == 0
     desk.submit.send(Control("g", 2, ControlVerb.RESUME))
     desk.run(2)
-    assert desk.executor.row_history
+    assert desk.executor.num_steps
     desk.submit.send(Control("g", 3, ControlVerb.DRAIN))
     desk.submit.send(submit_message("b", PROMPT))
     desk.submit.send(Control("g", 4, ControlVerb.FLUSH_CACHE))
