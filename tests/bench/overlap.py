@@ -34,7 +34,7 @@ from services.runtime.settings import (
 from services.scheduler.service import SchedulerLinks, SchedulerService
 from services.tokenizer import load
 from services.wire.link import Inlet, Outlet
-from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet
+from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet, open_renewable_outlet
 from services.wire.liveness import Heart
 from services.wire.memory import memory_link
 from services.wire.messages import FeedbackMessage, ResultMessage, StepResult, TokenMessage
@@ -69,6 +69,9 @@ class RecordingInlet:
 
     def last_heard(self) -> Mapping[int, float]:
         return self._inlet.last_heard()
+
+    def forget(self, sender: int) -> None:
+        self._inlet.forget(sender)
 
     def close(self) -> None:
         self._inlet.close()
@@ -136,7 +139,7 @@ def _schedule(settings: ServerSettings, setup: Setup) -> list[StepResult]:
         submit=submit,
         result=recording,
         feedback=feedback,
-        plan=open_outlet(PLAN, topology.address(PLAN), at.high_water_mark),
+        plan=open_renewable_outlet(PLAN, topology.address(PLAN), at.high_water_mark),
         tokens=tokens,
         status={gateway: open_outlet(STATUS, topology.address(STATUS, gateway), at.high_water_mark)},
     )
