@@ -18,8 +18,8 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     """Take in a good result of the oldest unacknowledged step."""
     record = state.inflight.popleft()
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
-    if result.copies_done:
-        absorb_copies(state, result.copies_done, now)
+    if state.copies:
+        absorb_copies(state, result)
     if record.rows:  # a step without rows takes as long as the copy it waits for
         state.finished_steps.append((record.size, result.t_done - result.t_launched))
     tokens = columns.unpack(result.tokens)

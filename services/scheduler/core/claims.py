@@ -13,7 +13,7 @@ from services.scheduler.core.step import Draft
 from services.scheduler.core.swap import is_copying_out, preempt
 
 
-def grant_claims(state: State, draft: Draft, now: int) -> int:
+def grant_claims(state: State, draft: Draft) -> int:
     """Serve the claims; returns the tokens left for prefill."""
     claims = sorted(state.claims, key=lambda run: state.policy.precedence(run.sequence))
     if state.credits.is_any_silent:
@@ -24,7 +24,7 @@ def grant_claims(state: State, draft: Draft, now: int) -> int:
         if not run.is_live:
             continue  # preempted by an earlier claim
         count = 1 if num_wanted == 1 else min(num_wanted, state.limits.chunk_size, budget)
-        count = fit(state, run, count, _goes_after, now)
+        count = fit(state, run, count, _goes_after)
         if count > 0:
             grant(state, draft, run, count)
             budget -= 0 if num_wanted == 1 else count
@@ -44,7 +44,7 @@ def prefill_budget(state: State, num_decode: int) -> int:
     return budget
 
 
-def fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run], bool], now: int) -> int:
+def fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run], bool]) -> int:
     """How many of `count` tokens have room: shrunk to the free blocks; preempting only when not one has."""
     pool = state.pool
     own = len(run.blocks) * pool.block_size - run.planned
@@ -52,7 +52,7 @@ def fit(state: State, run: Run, count: int, may_take: Callable[[State, Run, Run]
         others = (r for r in state.running if r is not run and r.copy is None and may_take(state, run, r))
         victim = state.choose_victim(others)
         if victim is not None:
-            preempt(state, victim, now)
+            preempt(state, victim)
     return min(count, own + pool.num_free * pool.block_size)
 
 

@@ -32,7 +32,7 @@ def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
         num_needed = _num_new_blocks(state, sequence, found, count)
         has_room = state.has_place() and num_needed <= state.pool.num_free
         if not has_room or not has_future(state, sequence, len(found)):
-            return _displace(state, draft, sequence, num_needed, now)
+            return _displace(state, draft, sequence, num_needed)
         if sequence.swapped is not None:
             swap_in(state, sequence, now)
         else:
@@ -74,7 +74,7 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
     return run
 
 
-def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int, now: int) -> bool:
+def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int) -> bool:
     """Take from those that must give way, if that makes room at all."""
     pool = state.pool
     if is_copying_out(state):
@@ -94,7 +94,7 @@ def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int, n
         victim = state.choose_victim(yielding)
         if victim is None:
             break
-        preempt(state, victim, now)
+        preempt(state, victim)
         has_displaced = True
         yielding.remove(victim)
         if num_needed <= pool.num_free and state.has_place():

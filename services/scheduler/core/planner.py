@@ -28,7 +28,7 @@ def plan_step(state: State, now: int) -> StepPlan | None:
     has_displaced = False
     if suspect is None:
         num_preemptions = state.counters.num_preemptions
-        budget = grant_claims(state, draft, now) if state.claims else prefill_budget(state, state.num_carried)
+        budget = grant_claims(state, draft) if state.claims else prefill_budget(state, state.num_carried)
         if state.counters.num_preemptions == num_preemptions and len(state.waiting):
             has_displaced = admit_waiting(state, draft, budget, now)
     elif not _plan_alone(state, draft, suspect, now):
@@ -72,7 +72,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
         run = _bring_in(state, suspect, now)
     if run is not None and run.copy is None and not run.is_carried and not run.is_exhausted:
         count = min(run.num_wanted, state.limits.chunk_size, state.limits.token_budget)
-        count = fit(state, run, count, is_other, now)
+        count = fit(state, run, count, is_other)
         if count > 0:
             grant(state, draft, run, count)
     return True
@@ -88,7 +88,7 @@ def _bring_in(state: State, suspect: Sequence, now: int) -> Run | None:
         victim = state.choose_victim(run for run in state.running if run.copy is None)
         if victim is None or is_copying_out(state):
             return None
-        preempt(state, victim, now)
+        preempt(state, victim)
     if swapped is None:
         return state.admit(suspect, now)
     swap_in(state, suspect, now)

@@ -104,22 +104,22 @@ class Sequence:
 
 
 class Copy:
-    """A copy ordered and not reported: its blocks on both sides belong to it. t_ordered: nanoseconds.
+    """A copy ordered and not reported: its blocks on both sides belong to it. step: the one that orders it, whose launch
+    is t_begun (nanoseconds).
 
     Out: `swapped` is what will be there, and `sequence` whose it is. In: `run` waits for it. All None once the sequence
     has ended.
     """
 
-    __slots__ = ("device_blocks", "direction", "host_blocks", "number", "run", "sequence", "swapped", "t_ordered")
+    __slots__ = ("device_blocks", "direction", "host_blocks", "number", "run", "sequence", "step", "swapped", "t_begun")
 
-    def __init__(
-        self, number: int, direction: CopyDirection, device_blocks: list[int], host_blocks: list[int], t_ordered: int
-    ) -> None:
+    def __init__(self, number: int, direction: CopyDirection, device_blocks: list[int], host_blocks: list[int]) -> None:
         self.number = number
         self.direction = direction
         self.device_blocks = device_blocks
         self.host_blocks = host_blocks
-        self.t_ordered = t_ordered
+        self.step = 0
+        self.t_begun = 0
         self.sequence: Sequence | None = None
         self.swapped: Swapped | None = None
         self.run: Run | None = None

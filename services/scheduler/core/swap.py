@@ -8,13 +8,13 @@ preemption by recompute throws away; which of them costs less is learned (`auto`
 from services.scheduler.core.sequence import Copy, Run, Sequence, Swapped
 from services.scheduler.core.state import State
 from services.wire import columns
-from services.wire.messages import CopyBlocks, CopyDirection
+from services.wire.messages import CopyBlocks, CopyDirection, StepResult
 
 
-def preempt(state: State, run: Run, now: int) -> None:
+def preempt(state: State, run: Run) -> None:
     """Running -> waiting, by the way the mode asks for; tokens in flight are delivered all the same."""
     if _wants_swap(state, run):
-        _swap_out(state, run, now)
+        _swap_out(state, run)
     state.preempt(run)
 
 
@@ -28,17 +28,20 @@ def swap_in(state: State, sequence: Sequence, now: int) -> None:
     state.tell_table(run)
     run.planned = run.confirmed = swapped.num_positions
     del state.claims[run]
-    copy = Copy(state.next_copy(), CopyDirection.IN, run.blocks, swapped.host_blocks, now)
+    copy = Copy(state.next_copy(), CopyDirection.IN, run.blocks, swapped.host_blocks)
     copy.run = run
     run.copy = copy
     _order(state, copy)
 
 
-def absorb_copies(state: State, copies_done: bytes, now: int) -> None:
-    """Copies have ended: their fences fall."""
-    for number in columns.unpack(copies_done):
+def absorb_copies(state: State, result: StepResult) -> None:
+    """Copies that the step ordered have begun; those it reports have ended, and their fences fall."""
+    for copy in state.copies.values():
+        if copy.step == result.step:
+            copy.t_begun = result.t_launched
+    for number in columns.unpack(result.copies_done):
         copy = state.copies.pop(number)
-        state.copy_time.learn(len(copy.host_blocks), (now - copy.t_ordered) / 1000)
+        state.copy_time.learn(len(copy.host_blocks), (result.t_done - copy.t_begun) / 1000)
         if copy.direction == CopyDirection.OUT:
             state.pool.free(copy.device_blocks)
             if copy.swapped is None:
@@ -92,14 +95,14 @@ def _wants_swap(state: State, run: Run) -> bool:
     return 2 * num_blocks * state.copy_time.us_per_block < run.planned * state.step_time.us_per_token
 
 
-def _swap_out(state: State, run: Run, now: int) -> None:
+def _swap_out(state: State, run: Run) -> None:
     num_blocks = state.pool.blocks_for(run.planned)
     host_blocks = state.host_blocks[:num_blocks]
     del state.host_blocks[:num_blocks]
     state.cache.publish(run)
     sequence = run.sequence
     sequence.swapped = Swapped(host_blocks, run.planned, is_there=False)
-    copy = Copy(state.next_copy(), CopyDirection.OUT, run.blocks[:num_blocks], host_blocks, now)
+    copy = Copy(state.next_copy(), CopyDirection.OUT, run.blocks[:num_blocks], host_blocks)
     copy.sequence, copy.swapped = sequence, sequence.swapped
     sequence.swapped.copy = copy
     del run.blocks[:num_blocks]  # the copy holds them now; run.planned and its counters stay for the record
@@ -107,6 +110,7 @@ def _swap_out(state: State, run: Run, now: int) -> None:
 
 
 def _order(state: State, copy: Copy) -> None:
+    copy.step = state.last_step + 1
     state.copies[copy.number] = copy
     is_out = copy.direction == CopyDirection.OUT
     sources, destinations = copy.device_blocks, copy.host_blocks

@@ -83,7 +83,8 @@ class ExecutorModel:
     ) -> None:
         self.instance, self.num_blocks, self.block_size = instance, num_blocks, block_size
         self.max_rows, self.context_length, self.num_host_blocks = max_rows, context_length, num_host_blocks
-        self.copies: deque[CopyBlocks] = deque()  # ordered and not done; each takes effect as late as it may
+        # Ordered and not done, with the step that ordered it; each takes effect as late as it may.
+        self.copies: deque[tuple[CopyBlocks, int]] = deque()
         self.copy_lag = copy_lag
         self.host_cells: dict[tuple[int, int], tuple[int, int]] = {}
         self.epoch = 0
@@ -104,7 +105,7 @@ class ExecutorModel:
         self.epoch = hello.epoch
         self.has_failed = False
         while self.copies:
-            self._copy(self.copies.popleft())
+            self._copy(self.copies.popleft()[0])
         self.plans.clear()
         self.slots.clear()
         self.rows = []
@@ -168,14 +169,13 @@ class ExecutorModel:
                 self.slots[slot].table.append(block)
         else:
             assert op.direction != CopyDirection.WITHIN, "nobody asked for a copy within the device"
-            self.copies.append(op)
+            self.copies.append((op, self.num_steps))
 
     def _end_copies(self, must_end: bool) -> list[int]:
-        """Copies end in order, all but the newest copy_lag; a step without rows waits for one."""
-        num_left = self.copy_lag if not must_end else min(self.copy_lag, max(0, len(self.copies) - 1))
+        """Copies end in order, copy_lag steps after the one that ordered them; a step without rows waits for one."""
         done: list[int] = []
-        while len(self.copies) > num_left:
-            copy = self.copies.popleft()
+        while self.copies and (self.copies[0][1] + self.copy_lag <= self.num_steps or (must_end and not done)):
+            copy, _ = self.copies.popleft()
             self._copy(copy)
             done.append(copy.copy)
         return done
