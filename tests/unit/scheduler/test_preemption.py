@@ -44,15 +44,10 @@ def test_lifo_takes_the_one_that_goes_last() -> None:
 
 def test_lru_takes_the_one_whose_last_row_is_longest_ago() -> None:
     rig, runs = running(4, 5, 4)
-    rig.deliver()
-    rig.plan()
-    assert all(run.is_carried for run in runs[1:2])
-    state = rig.scheduler.state
-    runs[0].last_planned_step, runs[2].last_planned_step = state.last_step - 1, state.last_step
-    state.demote(runs[0])
-    state.demote(runs[2])
-    runs[0].last_planned_step = state.last_step - 1
-    assert victim(rig, runs, "lru") == 0, "neither one of the last step, nor one that is carried on from it"
+    assert [run.is_carried for run in runs] == [False, True, False], "the others need a block first"
+    assert victim(rig, runs[1:], "lru") == 1, "a carried run had its last row in the last step"
+    runs[0].last_planned_step -= 1
+    assert victim(rig, runs, "lru") == 0
 
 
 def test_cost_takes_the_most_blocks_for_each_token_to_compute_again() -> None:
@@ -86,7 +81,7 @@ def test_nobody_is_preempted_for_nothing() -> None:
     """A run whose every block is shared gives none back; if there are only such, nobody is chosen."""
     rig, runs = running(8, 8)
     pool = rig.scheduler.state.pool
-    shared, last = runs
+    last = runs[1]
     pool.publish(last.blocks[0])
     pool.publish(last.blocks[1])
     pool.share(last.blocks)
