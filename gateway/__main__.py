@@ -5,7 +5,6 @@ use), and serves until told to stop.
 """
 
 import asyncio
-import os
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from gateway.server import Ending, Links, Server
 from services import tokenizer
 from services.runtime import models
 from services.runtime.lifecycle import Stop, run
+from services.runtime.run_dir import publish
 from services.runtime.settings import ServerSettings
 from services.wire.links import open_async_inlet, open_outlet
 from services.wire.topology import STATUS, SUBMIT, TEXT, Topology
@@ -35,7 +35,7 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
 
     stop.on_set(on_stop)
     address = await server.start()
-    _publish(Path(settings.links.run_dir) / f"{settings.gateway.name}.listen", address)
+    publish(Path(settings.links.run_dir) / f"{settings.gateway.name}.listen", address)
     try:
         await server.serve(partial(tokenizer.load, models.resolve(settings.model)))
     finally:
@@ -51,13 +51,6 @@ def _open_links(settings: ServerSettings) -> Links:
         statuses=open_async_inlet(STATUS, topology.address(STATUS, name)),
         texts=open_async_inlet(TEXT, topology.address(TEXT, name)),
     )
-
-
-def _publish(path: Path, address: str) -> None:
-    """Write the file in one go: whoever sees it sees it whole."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(address)
-    os.replace(draft, path)
 
 
 if __name__ == "__main__":

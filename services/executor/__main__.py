@@ -9,6 +9,7 @@ from services.executor.backend import Backend
 from services.executor.core import ExecutorCore
 from services.executor.service import ExecutorService
 from services.executor.simulated import open_simulated
+from services.runtime import instances
 from services.runtime.lifecycle import Stop, run
 from services.runtime.models import resolve
 from services.runtime.settings import ServerSettings
@@ -30,9 +31,11 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     wake = poller.waker().wake
     stop.on_set(wake)
     # The instance names this process's life: no later one on this machine has the same start time.
-    core = ExecutorCore(backend, instance=time.time_ns())
+    instance = time.time_ns()
+    core = ExecutorCore(backend, instance)
     service = ExecutorService(core, plans, results, Heart([results], at.heartbeat_s), at.death_s)
     capacity = backend.capacity
+    instances.tell_ready(at.run_dir, instance)
     structlog.get_logger().info("service.ready", num_blocks=capacity.num_blocks, block_size=capacity.block_size)
     try:
         service.run(poller, wake, lambda: stop.is_set, at.heartbeat_s / 2)

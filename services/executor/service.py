@@ -17,7 +17,7 @@ import structlog
 
 from services.executor.core import ExecutorCore, Work
 from services.wire.link import Inlet, Outlet
-from services.wire.liveness import Heart, silent_senders
+from services.wire.liveness import Heart, is_silent
 from services.wire.messages import PlanMessage, ResultMessage
 
 log = structlog.get_logger()
@@ -125,6 +125,6 @@ class ExecutorService:
                 compute.put(work)
         now = time.monotonic()
         self._heart.beat(now)
-        if silent_senders(self._plans, now, self._death_s):
+        if is_silent(self._plans, now, self._death_s):
             log.error("peer.silent", peer="scheduler")
             raise PeerSilent(f"the scheduler has been silent for {self._death_s} s")

@@ -42,6 +42,13 @@ def open_run_dir(wanted: str, root: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def publish(path: Path, text: str) -> None:
+    """Write a file in one go: whoever sees it sees it whole."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
 def _make(path: Path) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)

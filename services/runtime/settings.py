@@ -64,6 +64,7 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     forecast: bool = True  # look at KV usage to come before anybody joins
     prefill_quantum: Count = 0  # tokens of each step that decode rows leave to prefill
     inter_token_ms: Duration = 0.0  # target for a step with decode rows; 0 = none
+    executor_absence_s: Seconds = 600.0  # how long requests wait for another executor when theirs is lost
 
 
 class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +80,8 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_host_blocks: Count = 0  # the same in blocks; 0 = from swap_space_mb
     max_rows: Positive = 256  # rows of a step, and run slots
     num_threads: Count = 0  # compute threads; 0 = every core
+    max_restarts: Count = 3  # how often within restart_window_s a dead executor is started again; 0 = never
+    restart_window_s: Seconds = 300.0
     vocab_size: Positive = 49152  # simulated and echo only
     context_length: Positive = 8192  # simulated and echo only
     eos_token_id: Count = 2  # simulated and echo only

@@ -52,6 +52,11 @@ class Shutdown:
     deadline: float = math.inf
 
     @property
+    def is_serving(self) -> bool:
+        """Whether calls may still go on, so that a process that can be replaced is worth it."""
+        return self.phase in (Phase.RUNNING, Phase.DRAINING)
+
+    @property
     def is_over(self) -> bool:
         """True once no process is left."""
         return not self.alive

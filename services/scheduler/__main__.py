@@ -1,13 +1,15 @@
 """The scheduler process: settings, links, and turns until it is told to stop or a peer falls silent."""
 
 import time
+from functools import partial
 
 import structlog
 
+from services.runtime import instances
 from services.runtime.lifecycle import Stop, run
 from services.runtime.settings import ServerSettings
 from services.scheduler.service import SchedulerLinks, SchedulerService
-from services.wire.links import Poller, finish, open_inlet, open_outlet
+from services.wire.links import Poller, finish, open_inlet, open_outlet, open_renewable_outlet
 from services.wire.liveness import Heart
 from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS, Topology
 
@@ -20,7 +22,7 @@ class PeerSilentError(Exception):
 
 
 def body(settings: ServerSettings, stop: Stop) -> None:
-    """Serve until stopped; raises PeerSilentError when the executor, the detokenizer or a gateway dies."""
+    """Serve until stopped; raises PeerSilentError when the detokenizer or a gateway dies, or no executor comes back."""
     at = settings.links
     topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
     submit = open_inlet(SUBMIT, topology.address(SUBMIT))
@@ -30,7 +32,7 @@ def body(settings: ServerSettings, stop: Stop) -> None:
         submit=submit,
         result=result,
         feedback=feedback,
-        plan=open_outlet(PLAN, topology.address(PLAN), at.high_water_mark),
+        plan=open_renewable_outlet(PLAN, topology.address(PLAN), at.high_water_mark),
         tokens=open_outlet(TOKENS, topology.address(TOKENS), at.high_water_mark),
         status={
             gateway: open_outlet(STATUS, topology.address(STATUS, gateway), at.high_water_mark)
@@ -39,7 +41,8 @@ def body(settings: ServerSettings, stop: Stop) -> None:
     )
     poller = Poller(submit, result, feedback)
     stop.on_set(poller.waker().wake)
-    service = SchedulerService(settings.scheduler, links, time.monotonic_ns)
+    tell_lost = partial(instances.tell_lost, at.run_dir)
+    service = SchedulerService(settings.scheduler, links, time.monotonic_ns, tell_lost)
     structlog.get_logger().info("service.ready")
     try:
         _serve(service, poller, Heart(links.outlets(), at.heartbeat_s), at.death_s, stop)

@@ -3,6 +3,9 @@
 One turn takes each link's messages in their order, absorbs results one by one, and after each plans and sends before
 anything else is told: the executor never waits for the text side. Sends never block; an outlet at its bound is a bug,
 since the window bounds plans and credit bounds batches (a gateway that misses a Load misses nothing). Knows no policy.
+
+An executor may die: it is known by its silence, by a plan that is not taken, or by the Ready of the one that takes its
+place, whichever comes first. Requests wait meanwhile. Of any other peer the silence is fatal.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +18,7 @@ from services.runtime.settings import SchedulerSettings
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, Policy, priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.state import Limits
-from services.wire.link import Inlet, LinkFull, Outlet
+from services.wire.link import Inlet, LinkFull, Outlet, RenewableOutlet
 from services.wire.liveness import silent_senders
 from services.wire.messages import (
     Cancel,
@@ -27,7 +30,6 @@ from services.wire.messages import (
     EngineDead,
     EngineReady,
     FeedbackMessage,
-    Hello,
     PlanMessage,
     Ready,
     ResultMessage,
@@ -49,7 +51,7 @@ class SchedulerLinks:
     submit: Inlet[SubmitMessage]
     result: Inlet[ResultMessage]
     feedback: Inlet[FeedbackMessage]
-    plan: Outlet[PlanMessage]
+    plan: RenewableOutlet[PlanMessage]
     tokens: Outlet[TokenMessage]
     status: Mapping[str, Outlet[StatusMessage]]
 
@@ -89,14 +91,23 @@ def policy_from(settings: SchedulerSettings) -> Policy:
 
 
 class SchedulerService:
-    """Drive with `turn`; `clock` gives CLOCK_MONOTONIC nanoseconds."""
+    """Drive with `turn`; `clock` gives CLOCK_MONOTONIC nanoseconds. on_lost is told the instance of a lost executor."""
 
-    def __init__(self, settings: SchedulerSettings, links: SchedulerLinks, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        links: SchedulerLinks,
+        clock: Callable[[], int],
+        on_lost: Callable[[int], None] = lambda instance: None,
+    ) -> None:
         self.core = Scheduler(limits_from(settings), policy_from(settings))
         self._links = links
         self._clock = clock
+        self._on_lost = on_lost
         self._log = structlog.get_logger()
         self._ready: Ready | None = None
+        self._absence_s = settings.executor_absence_s
+        self._absent_since: float | None = None
         self._next_load = 0
 
     def turn(self) -> None:
@@ -121,12 +132,19 @@ class SchedulerService:
         return self._next_load if deadline is None else min(deadline, self._next_load)
 
     def silent_peer(self, now_s: float, death_s: float) -> str:
-        """The name of a peer that was heard once and not in the last death_s seconds, or ""."""
-        links = self._links
-        for name, inlet in (("gateway", links.submit), ("executor", links.result), ("detokenizer", links.feedback)):
+        """The name of a peer without which the server cannot go on, or "".
+
+        A gateway or the detokenizer, heard once and not in the last death_s seconds; an executor, when none has been
+        at work for executor_absence_s.
+        """
+        self._look_for_executor(now_s, death_s)
+        for name, inlet in (("gateway", self._links.submit), ("detokenizer", self._links.feedback)):
             if silent_senders(inlet, now_s, death_s):
                 self._log.error("peer.silent", peer=name)
                 return name
+        if self._absent_since is not None and now_s - self._absent_since > self._absence_s:
+            self._log.error("executor.absent", seconds=self._absence_s)
+            return "executor"
         return ""
 
     def tell_dead(self, detail: str) -> None:
@@ -134,10 +152,33 @@ class SchedulerService:
         for outlet in self._links.status.values():
             outlet.send(EngineDead(detail))
 
+    def _look_for_executor(self, now_s: float, death_s: float) -> None:
+        """Of two that were heard the silent one is the former; when nobody is heard, the present one is lost."""
+        result = self._links.result
+        silent = silent_senders(result, now_s, death_s)
+        for sender in silent:
+            result.forget(sender)
+        if silent and not result.last_heard():
+            self._lose_executor("silent")
+        state = self.core.state
+        if state.is_open or state.capacity is None:  # before the first Ready there is nothing that was lost
+            self._absent_since = None
+        elif self._absent_since is None:
+            self._absent_since = now_s
+
+    def _lose_executor(self, why: str) -> None:
+        """Every request waits for another executor; this one, should it live after all, hears nothing any more."""
+        instance = self.core.state.instance
+        if instance:
+            self._log.error("executor.lost", instance=instance, why=why)
+            self.core.executor_lost(instance, self._clock())
+            self._links.plan.close()
+            self._on_lost(instance)
+
     def _advance(self) -> None:
         """Fill the window, then tell the text side."""
         while (plan := self.core.plan(self._clock())) is not None:
-            self._links.plan.send(plan)
+            self._tell_executor(plan)
         batch = self.core.take_batch()
         if batch is not None:
             self._links.tokens.send(batch)
@@ -169,22 +210,29 @@ class SchedulerService:
             case Ready():
                 self._log.info("executor.ready", epoch=message.epoch, instance=message.instance)
                 hello = self.core.executor_ready(message, now)
-                if hello is None and self.core.state.is_open:
+                if hello is not None:
+                    self._links.plan.renew()
+                elif self.core.state.is_open:
                     self._on_open(message)
             case StepResult():
                 hello = self.core.absorb(message, now)
                 if hello is not None:
                     self._log.error("step.failed", step_id=message.step, epoch=message.epoch, detail=message.detail)
         if hello is not None:
-            self._send_hello(hello)
+            self._log.info("epoch.opened", epoch=hello.epoch)
+            self._tell_executor(hello)
 
-    def _send_hello(self, hello: Hello) -> None:
-        self._links.plan.send(hello)
-        self._log.info("epoch.opened", epoch=hello.epoch)
+    def _tell_executor(self, message: PlanMessage) -> None:
+        """The window bounds what waits to be taken: an outlet at its bound is one whose receiver is gone."""
+        try:
+            self._links.plan.send(message)
+        except LinkFull:
+            self._lose_executor("takes no plan")
 
     def _on_open(self, ready: Ready) -> None:
         """Planning may begin; the gateways are told once for each instance."""
-        if self._ready is not None and self._ready.instance == ready.instance:
+        is_told = self._ready is not None and self._ready.instance == ready.instance
+        if is_told or ready.instance != self.core.state.instance:
             return
         self._ready = ready
         usable = min(self.core.state.limits.max_num_seqs, ready.max_rows)

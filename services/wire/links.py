@@ -56,14 +56,17 @@ class ZmqOutlet(Generic[M]):
 
     def _push(self, payload: bytes) -> bool:
         frame = self._sealer.seal(payload)
+        # A send may overlook for a millisecond that the wire has taken something; asking for the events looks anew.
+        is_taken = self._try(frame) or (bool(int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT) and self._try(frame))
+        if is_taken:
+            self._sealer.advance()
+        return is_taken
+
+    def _try(self, frame: bytes) -> bool:
         try:
             self._socket.send(frame, zmq.NOBLOCK)
         except zmq.Again:
-            # A send may overlook for a millisecond that the wire has taken something; asking for the events looks anew.
-            if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLOUT:
-                return False
-            self._socket.send(frame, zmq.NOBLOCK)
-        self._sealer.advance()
+            return False
         return True
 
 
