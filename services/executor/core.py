@@ -3,7 +3,8 @@
 Two halves, so that a shell may give each its own thread, and `ExecutorCore.handle` for driving both by hand:
 `prepare` turns a message into work (decoding ahead of the device), `execute` does the work and answers it. Invariants:
 every plan of the present epoch is answered exactly once, in order; after a failed step every later step of that epoch
-is answered FAILED, unexecuted; plans of any other epoch are dropped; a Ready comes after everything before it.
+is answered FAILED, unexecuted; plans of any other epoch are dropped; epochs only rise; a Ready comes after everything
+before it.
 """
 
 import time
@@ -60,8 +61,10 @@ class Intake:
         self._detail = ""  # why this epoch can no longer be decoded
 
     def prepare(self, message: PlanMessage, received_ns: int) -> Work | None:
-        """The work that a message means; None for a plan of another epoch, which is dropped."""
+        """The work that a message means; None for a plan of another epoch, or a Hello of an older one: dropped."""
         if isinstance(message, Hello):
+            if self._epoch is not None and message.epoch < self._epoch:
+                return None  # it was meant for the executor whose place this one took
             self._epoch, self._detail = message.epoch, ""
             self._decoder.restart()
             return Work(message, received_ns)

@@ -94,6 +94,15 @@ def test_a_plan_of_another_epoch_or_before_any_hello_is_dropped() -> None:
     assert backend.steps == [1]
 
 
+def test_a_hello_that_was_meant_for_the_executor_before_changes_nothing() -> None:
+    backend = Ordered()
+    core = ExecutorCore(backend, instance=77)
+    core.handle(Hello(3))
+    assert core.handle(Hello(2)) == []
+    assert backend.num_epochs == 1
+    assert only(core.handle(plan(1, epoch=3))).status == StepStatus.OK
+
+
 def test_results_follow_row_order_and_only_sampling_rows_put_out() -> None:
     driver = Driver(Ordered())
     first = driver.run(TWO_SLOTS, TWO_ROWS)

@@ -207,6 +207,28 @@ def test_a_silent_scheduler_ends_the_service() -> None:
     assert isinstance(service.crash, PeerSilent)
 
 
+def test_a_scheduler_that_began_anew_is_not_silent() -> None:
+    age = 100.0
+    plans, inlet = memory_link(PLAN, 100, lambda: time.monotonic() - age)
+    plans.heartbeat()
+    inlet.receive()
+    age = 0.0
+    plans.renew()
+    plans.send(Hello(1))
+    outlet, results = memory_link(RESULT, 100)
+    poller = EventPoller()
+    service = ExecutorService(ExecutorCore(GatedBackend(), 5), inlet, outlet, Heart([outlet], 1.0), death_s=60.0)
+    received: list[ResultMessage] = []
+
+    def has_answered() -> bool:
+        received.extend(results.receive())
+        return len(received) == 2
+
+    service.run(poller, poller.wake, has_answered, wait_s=0.01)
+    assert [message.epoch for message in received] == [0, 1]
+    assert len(inlet.last_heard()) == 2
+
+
 def test_more_plans_than_any_scheduler_sends_are_refused() -> None:
     backend = GatedBackend(is_open=False)
     core = ExecutorCore(backend, instance=5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.run_dir import SETTINGS_FILE, open_run_dir
+from services.runtime.run_dir import SETTINGS_FILE, open_run_dir, publish
 from services.runtime.settings import SettingsError
 
 
@@ -94,3 +94,10 @@ def test_a_folder_just_made_and_not_locked_yet_is_left_alone(tmp_path: Path) -> 
     young.mkdir()
     with open_run_dir("", tmp_path):
         assert young.exists()
+
+
+def test_what_is_published_replaces_what_was_there_and_leaves_no_draft(tmp_path: Path) -> None:
+    for text in ("first", "second"):
+        publish(tmp_path / "gateway-0.listen", text)
+    assert [path.name for path in tmp_path.iterdir()] == ["gateway-0.listen"]
+    assert (tmp_path / "gateway-0.listen").read_text() == "second"

@@ -46,6 +46,19 @@ def test_asked_to_stop_it_drains_the_gateway_and_then_the_others_go(server: Shut
     assert (server.is_over, server.exit_code) == (True, 0)
 
 
+def test_calls_may_go_on_until_the_gateway_is_told_to_end_them(server: Shutdown) -> None:
+    assert server.is_serving
+    server.ask(10.0)
+    assert server.is_serving
+    server.ended("gateway", 0, 15.0)
+    assert not server.is_serving
+
+
+def test_after_a_death_no_call_goes_on(server: Shutdown) -> None:
+    server.ended("scheduler", 1, 10.0)
+    assert not server.is_serving
+
+
 def test_asked_twice_it_kills_everything_at_once(server: Shutdown) -> None:
     server.ask(10.0)
     assert server.ask(10.1) == _kills(*SERVICES)

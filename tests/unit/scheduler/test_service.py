@@ -1,9 +1,8 @@
 """The scheduler's shell over memory links: order of the sends, status messages, control, peers that fall silent."""
 
 from services.runtime.settings import SchedulerSettings
-from services.scheduler.service import SchedulerLinks, SchedulerService, limits_from
+from services.scheduler.service import limits_from
 from services.wire import columns
-from services.wire.memory import memory_link
 from services.wire.messages import (
     Cancel,
     Control,
@@ -23,51 +22,11 @@ from services.wire.messages import (
     StepPlan,
     StopHit,
 )
-from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS
-from tests.unit.scheduler.executor_model import ExecutorModel, continuation
+from tests.unit.scheduler.desk import BOUND, Desk
+from tests.unit.scheduler.executor_model import continuation
 from tests.unit.scheduler.rig import submit_message
 
-BOUND = 1000
 PROMPT = [5, 6, 7]
-
-
-class Desk:
-    """The far ends of every link of one scheduler, and a clock moved by hand."""
-
-    def __init__(self, settings: SchedulerSettings | None = None) -> None:
-        self.seconds = 100.0
-        clock = self.time_s
-        self.submit, submit = memory_link(SUBMIT, BOUND, clock)
-        self.result, result = memory_link(RESULT, BOUND, clock)
-        self.feedback, feedback = memory_link(FEEDBACK, BOUND, clock)
-        plan, self.plan = memory_link(PLAN, 8, clock)
-        tokens, self.tokens = memory_link(TOKENS, BOUND, clock)
-        status, self.status = memory_link(STATUS, BOUND, clock)
-        other, self.other = memory_link(STATUS, BOUND, clock)
-        links = SchedulerLinks(submit, result, feedback, plan, tokens, {"g": status, "h": other})
-        self.service = SchedulerService(settings or SchedulerSettings(), links, lambda: int(self.seconds * 1e9))
-        self.executor = ExecutorModel(1, 64, 4, 16, 512)
-
-    def time_s(self) -> float:
-        return self.seconds
-
-    def open(self) -> None:
-        self.result.send(self.executor.ready(0))
-        self.service.turn()
-        (hello,) = self.plan.receive()
-        assert isinstance(hello, Hello)
-        self.result.send(self.executor.hello(hello))
-        self.service.turn()
-
-    def run(self, turns: int = 50) -> None:
-        """The executor answers every plan."""
-        for _ in range(turns):
-            self.service.turn()
-            for plan in self.plan.receive():
-                assert isinstance(plan, StepPlan)
-                self.executor.receive(plan)
-            while self.executor.plans:
-                self.result.send(self.executor.step())
 
 
 def test_gateways_hear_of_the_engine_once_the_epoch_is_open() -> None:
