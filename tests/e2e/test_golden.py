@@ -78,7 +78,7 @@ def test_outputs_together_equal_the_reference(name: str) -> None:
 @pytest.mark.parametrize("choice", CHOICES)
 def test_no_choice_of_the_scheduler_changes_an_output(choice: tuple[int, str, str, int, bool]) -> None:
     names = ("depth", "policy", "preemption", "chunk_size", "prefix_cache")
-    scheduler = {**dict(zip(names, choice, strict=True)), "token_budget": 64, "forecast": False}
+    scheduler: dict[str, Any] = {**dict(zip(names, choice, strict=True)), "token_budget": 64, "forecast": False}
     _compare({"scheduler": scheduler, "executor": {"num_blocks": 40, "num_host_blocks": 400}}, 24, SHORT)
 
 
@@ -97,7 +97,7 @@ def _run(name: str, cases: list[dict[str, Any]]) -> None:
 
 def _compare(settings: dict[str, dict[str, Any]], concurrency: int, cases: list[dict[str, Any]]) -> None:
     """Send every case, so many at once, to a server with these settings; few blocks must lead to preemption."""
-    common = {"gateway": {"listen": "127.0.0.1:0"}, "links": {"death_s": 60.0}}
+    common: dict[str, dict[str, Any]] = {"gateway": {"listen": "127.0.0.1:0"}, "links": {"death_s": 60.0}}
     with serving({**settings, **common}) as server, Client(server.address) as client:
         with ThreadPoolExecutor(concurrency) as pool:
             problems = list(pool.map(lambda case: _difference(client, case), cases))
