@@ -12,6 +12,7 @@ import pytest
 from services.wire.frames import Sealer
 from services.wire.link import Inlet, LinkFull, RenewableOutlet
 from services.wire.links import Poller, open_inlet, open_renewable_outlet
+from services.wire.memory import memory_link
 from services.wire.messages import Credit, FeedbackMessage
 from services.wire.topology import FEEDBACK
 from tests.contract.ends import PATIENCE_S, WORLDS, Ends, collect, free_port, open_ends
@@ -98,6 +99,18 @@ def test_a_closed_outlet_says_nothing_until_it_is_renewed(ends: Ends) -> None:
     outlet.send(NEW)
     assert collect(ends, inlet, 1) == [NEW]
     assert len(inlet.last_heard()) == 2
+
+
+def test_a_renewed_memory_outlet_takes_back_what_was_not_received() -> None:
+    outlet, inlet = memory_link(FEEDBACK, high_water_mark=2)
+    for _ in range(2):
+        outlet.send(OLD)
+    outlet.renew()
+    for _ in range(2):
+        outlet.send(NEW)
+    with pytest.raises(LinkFull):
+        outlet.send(NEW)
+    assert inlet.receive() == [NEW, NEW]
 
 
 def test_a_forgotten_sender_was_never_heard_and_is_not_listened_to(ends: Ends) -> None:

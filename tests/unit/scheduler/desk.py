@@ -23,9 +23,9 @@ class Desk:
         tokens, self.tokens = memory_link(TOKENS, BOUND, clock)
         status, self.status = memory_link(STATUS, BOUND, clock)
         other, self.other = memory_link(STATUS, BOUND, clock)
-        links = SchedulerLinks(submit, self._results, feedback, plan, tokens, {"g": status, "h": other})
+        self.links = SchedulerLinks(submit, self._results, feedback, plan, tokens, {"g": status, "h": other})
         self.lost: list[int] = []
-        self.service = SchedulerService(settings or SchedulerSettings(), links, self.time_ns, self.lost.append)
+        self.service = SchedulerService(settings or SchedulerSettings(), self.links, self.time_ns, self.lost.append)
         self.executor = ExecutorModel(1, 64, 4, 16, 512)
 
     def time_s(self) -> float:

@@ -4,6 +4,7 @@ import pytest
 
 from services.runtime.settings import SchedulerSettings
 from services.wire import columns
+from services.wire.liveness import Heart
 from services.wire.messages import Cancel, EngineDead, EngineReady, FailureReason, FinishReason, Hello, Identity
 from tests.unit.scheduler.desk import Desk
 from tests.unit.scheduler.executor_model import continuation
@@ -128,7 +129,10 @@ def test_a_lost_executor_that_speaks_again_is_not_listened_to_and_hears_nothing(
     results.heartbeat()
     results.send(before.step())
     desk.service.turn()
+    heard_before = dict(plans.last_heard())
+    Heart(desk.links.outlets(), 1.0).beat(desk.seconds)
     assert desk.lost == [1] and plans.receive() == []
+    assert dict(plans.last_heard()) == heard_before
     desk.replace_executor()
     desk.open()
     results.send(before.step())
@@ -217,6 +221,8 @@ def test_a_late_answer_of_a_dead_executor_opens_nothing() -> None:
     desk.result.send(desk.executor.hello(second))
     desk.service.turn()
     assert desk.service.core.state.is_open
+    results.send(before.hello(first))
+    desk.service.turn()
     assert len([message for message in desk.status.receive() if isinstance(message, EngineReady)]) == 1
 
 
