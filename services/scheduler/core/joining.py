@@ -6,39 +6,43 @@ output lengths. Whoever does not fit may displace a running sequence whose reade
 policy, one of a lower priority; it joins in a later plan, since nobody joins in a plan that preempted.
 """
 
-from services.scheduler.core.claims import grant
 from services.scheduler.core.forecast import has_future
+from services.scheduler.core.granting import grant
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import State
 from services.scheduler.core.step import Draft
 from services.scheduler.core.swap import is_copying_out, preempt, swap_in
 
 
-def admit_waiting(state: State, draft: Draft, budget: int, now: int) -> bool:
-    """Let the waiting join; True when somebody was displaced for the one that did not fit."""
+def admit_waiting(state: State, draft: Draft, now: int, before: Run | None = None) -> None:
+    """Let the waiting join; before: only those that go before it."""
+    if state.counters.num_preemptions != draft.num_preemptions:
+        return
     if not state.policy.fills and any(_has_begun(run) and state.has_credit(run.sequence) for run in state.running):
-        return False  # the batch has formed
+        return  # the batch has formed
+    precedence = state.policy.precedence
     for sequence in state.waiting.candidates():
-        if budget <= 0:
-            return False
+        if draft.budget <= 0 or (before is not None and precedence(sequence) > precedence(before.sequence)):
+            return
         if not state.has_credit(sequence):
             continue
         if sequence.late or (sequence.swapped is not None and not sequence.swapped.is_there):
-            return False  # its tokens in flight, or its copy, arrive first
+            return  # its tokens in flight, or its copy, arrive first
         found = state.cache.match(sequence) if sequence.swapped is None else []
         if sequence.swapped is None and state.cache.is_expected(sequence, len(found)):
             continue
-        count = _first_chunk(state, sequence, len(found), budget)
+        count = _first_chunk(state, sequence, len(found), draft.budget)
         num_needed = _num_new_blocks(state, sequence, found, count)
         has_room = state.has_place() and num_needed <= state.pool.num_free
         if not has_room or not has_future(state, sequence, len(found)):
-            return _displace(state, draft, sequence, num_needed)
+            draft.has_displaced = _displace(state, draft, sequence, num_needed)
+            return
         if sequence.swapped is not None:
             swap_in(state, sequence, now)
         else:
             grant(state, draft, _start(state, draft, sequence, found, now), count)
-            budget -= count
-    return False
+            draft.budget -= count
+        draft.has_joined = True
 
 
 def _has_begun(run: Run) -> bool:

@@ -1,13 +1,14 @@
 """Building one step: who gets tokens and blocks, in which order, and what the executor is told.
 
-The order of a plan: runs that need something claim it (claims.py); then the waiting join, unless somebody was preempted
+The order of a plan: runs that need something claim it (claims.py), and the waiting join, unless somebody was preempted
 (joining.py); last, every carried row moves one position on. Until that last pass nothing of a carried run has changed,
 so a victim costs no undoing.
 """
 
 from collections.abc import Callable
 
-from services.scheduler.core.claims import fit, grant, grant_claims, is_other, prefill_budget
+from services.scheduler.core.claims import grant_claims
+from services.scheduler.core.granting import fit, grant
 from services.scheduler.core.joining import admit_waiting
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import State
@@ -23,19 +24,16 @@ def plan_step(state: State, now: int) -> StepPlan | None:
     if not state.is_open or state.is_paused or len(state.inflight) >= state.limits.depth:
         return None
     _follow_credit(state)
-    draft = Draft(state.last_step + 1)
+    draft = Draft(state.last_step + 1, state.counters.num_preemptions)
     suspect = _suspect(state)
-    has_displaced = False
     if suspect is None:
-        num_preemptions = state.counters.num_preemptions
-        budget = grant_claims(state, draft) if state.claims else prefill_budget(state, state.num_carried)
-        if state.counters.num_preemptions == num_preemptions and len(state.waiting):
-            has_displaced = admit_waiting(state, draft, budget, now)
+        grant_claims(state, draft, now)
+        admit_waiting(state, draft, now)
     elif not _plan_alone(state, draft, suspect, now):
         return None
     if state.num_carried or draft.added:
         return _send_off(state, draft)
-    if has_displaced:
+    if draft.has_displaced:
         # Who waits for the place just given up is admitted by the next plan, and no other event will ask for it.
         return plan_step(state, now)
     if state.copies and not state.inflight:
@@ -72,7 +70,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
         run = _bring_in(state, suspect, now)
     if run is not None and run.copy is None and not run.is_carried and not run.is_exhausted:
         count = min(run.num_wanted, state.limits.chunk_size, state.limits.token_budget)
-        count = fit(state, run, count, is_other)
+        count = fit(state, run, count, state.running)
         if count > 0:
             grant(state, draft, run, count)
     return True

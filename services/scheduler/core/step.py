@@ -37,10 +37,18 @@ class StepRecord:
 
 
 class Draft:
-    """Block appends and added rows, gathered column by column."""
+    """Block appends and added rows, gathered column by column.
 
-    def __init__(self, step: int) -> None:
+    num_preemptions: the state's count when the plan was begun. budget: tokens left for prefill. has_joined: somebody
+    has come from the waiting. has_displaced: somebody gave way to the waiting.
+    """
+
+    def __init__(self, step: int, num_preemptions: int) -> None:
         self.step = step
+        self.num_preemptions = num_preemptions
+        self.budget = 0
+        self.has_joined = False
+        self.has_displaced = False
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
         self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
