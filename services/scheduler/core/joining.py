@@ -1,4 +1,5 @@
-"""Joining: waiting sequences become running, in order, while there is room for their whole first chunk.
+"""Joining: waiting sequences become running, in order, while there is room for their whole first chunk; for all they
+have, if they were preempted.
 
 The first that does not fit stops the rest, so nobody overtakes it; one that waits for a reader or for a twin's prefix
 is passed over. Room means a slot, blocks now, and blocks to come: usage is looked at into the future, with learned
@@ -55,11 +56,12 @@ def _first_chunk(state: State, sequence: Sequence, num_found: int, budget: int) 
 
 
 def _num_new_blocks(state: State, sequence: Sequence, found: list[int], count: int) -> int:
-    """Blocks that leave num_free when the sequence joins."""
+    """Blocks that must be free when the sequence joins: for its first chunk or, if it was preempted, for all it has.
+    In part it would come back at once, to what it gave up, and be preempted again before it is whole."""
     if sequence.swapped is not None:
         return len(sequence.swapped.host_blocks)
     pool = state.pool
-    num_planned = len(found) * pool.block_size + count
+    num_planned = len(sequence.tokens) if sequence.t_first_planned else len(found) * pool.block_size + count
     return pool.blocks_for(num_planned) - len(found) + pool.num_idle_of(found)
 
 

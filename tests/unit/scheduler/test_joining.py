@@ -60,6 +60,23 @@ def test_nobody_is_preempted_in_a_plan_that_somebody_joins() -> None:
     assert [key.request for key in rig.closes] == ["urgent", "more urgent", "low", "last"]
 
 
+def test_a_preempted_sequence_comes_back_whole() -> None:
+    """Six grow in a pool for two, with small chunks and no cache. Whoever was preempted has room for all it had only
+    when one that came before it has ended, so nobody is preempted more often than others came before it."""
+    bounds = limits(token_budget=12, chunk_size=4, prefix_cache=False, forecast=False)
+    rig = Rig(bounds, num_blocks=21, block_size=4)
+    for number in range(6):
+        rig.submit(submit_message(f"r{number}", [3] * 12, max_tokens=28))
+    num_stays = dict.fromkeys((f"r{number}" for number in range(6)), 0)
+    seen: set[int] = set()
+    while rig.turn():
+        for run in rig.scheduler.state.running:
+            num_stays[run.sequence.key.request] += run.generation not in seen
+            seen.add(run.generation)
+    assert rig.scheduler.state.counters.num_preemptions > 3
+    assert all(stays - 1 <= int(name[1:]) for name, stays in num_stays.items()), num_stays
+
+
 def test_an_ending_run_gives_its_row_to_the_next_while_its_last_token_is_in_flight() -> None:
     rig = Rig(limits(depth=2, max_num_seqs=2), max_rows=4)
     for name, max_tokens in (("a", 3), ("b", 9), ("c", 9)):
