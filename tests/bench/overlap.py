@@ -173,6 +173,7 @@ def _detokenizer_in_line(
     to_feedback, feedback = memory_link(FEEDBACK, high_water_mark)
     texts = {gateway: open_outlet(TEXT, topology.address(TEXT, gateway), high_water_mark)}
     service = DetokenizerService(streams, tokens, texts, to_feedback, 256)
+    texts[gateway].heartbeat()  # the sign of life that a process of its own would give
     return to_tokens, feedback, service.turn
 
 

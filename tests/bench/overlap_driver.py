@@ -24,16 +24,19 @@ def main(run_dir: str, num_requests: int, max_tokens: int) -> None:
     submit = open_outlet(SUBMIT, topology.address(SUBMIT), at.high_water_mark)
     poller = Poller(text, status)
     heart = Heart((submit,), at.heartbeat_s)
+    is_engine_ready = has_begun = False
     while True:
         heart.beat(time.monotonic())
-        for message in status.receive():
-            if isinstance(message, EngineReady):
-                for number in range(num_requests):
-                    identity = Identity(gateway, f"bench-{number}", number)
-                    # Prompts that differ: equal ones would wait for one another's prefix.
-                    prompt = columns.pack([100 + number, 7, 8, 9])
-                    submit.send(Submit(identity, prompt, Sampling(), Stopping(max_tokens), Output()))
+        is_engine_ready |= any(isinstance(message, EngineReady) for message in status.receive())
         text.receive()
+        # Like a gateway, it waits for the detokenizer too: without its credit the scheduler pauses.
+        if is_engine_ready and text.last_heard() and not has_begun:
+            has_begun = True
+            for number in range(num_requests):
+                identity = Identity(gateway, f"bench-{number}", number)
+                # Prompts that differ: equal ones would wait for one another's prefix.
+                prompt = columns.pack([100 + number, 7, 8, 9])
+                submit.send(Submit(identity, prompt, Sampling(), Stopping(max_tokens), Output()))
         poller.wait(0.5)
 
 
