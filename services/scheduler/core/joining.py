@@ -83,7 +83,7 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
 def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int) -> bool:
     """Take from those that must give way, if that makes room at all."""
     pool = state.pool
-    if is_copying_out(state):
+    if not (state.policy.uses_priority or state.credits.is_any_silent) or is_copying_out(state):
         return False
     yielding = [
         run
