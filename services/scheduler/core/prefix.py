@@ -6,7 +6,6 @@ collision costs a miss. A block is published when its positions are acknowledged
 *expected*, and a request that needs it waits instead of computing it twice. Knows no order of service and no budget.
 """
 
-from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -45,7 +44,8 @@ class PrefixCache:
         blocks: list[int] = []
         if not self._is_on or sequence.sampling.prompt_logprobs is not None:
             return blocks  # logprobs of the prompt need every position computed
-        for content in self._contents(sequence, 0, (len(sequence.tokens) - 1) // self._block_size):
+        for index in range((len(sequence.tokens) - 1) // self._block_size):
+            content = self._content(sequence, index)
             block = self._block_of.get(content.key)
             if block is None or self._content_of[block] != content:
                 break
@@ -76,13 +76,14 @@ class PrefixCache:
     def publish(self, run: Run) -> None:
         """The run's confirmed full blocks may be found; one whose key is there already stays the run's own."""
         num_full = run.confirmed // self._block_size if self._is_on and not run.is_tainted else 0
-        for index, content in enumerate(self._contents(run.sequence, run.num_published, num_full), run.num_published):
-            if self._expected.get(content.key) is run:
-                del self._expected[content.key]
-            if content.key not in self._block_of:
+        for index in range(run.num_published, num_full):
+            key = self._key(run.sequence, index)
+            if self._expected and self._expected.get(key) is run:
+                del self._expected[key]
+            if key not in self._block_of:
                 block = run.blocks[index]
-                self._block_of[content.key] = block
-                self._content_of[block] = content
+                self._block_of[key] = block
+                self._content_of[block] = self._content(run.sequence, index)
                 self.pool.publish(block)
         run.num_published = max(run.num_published, num_full)
 
@@ -100,7 +101,8 @@ class PrefixCache:
         if sequence.run is not None:
             sequence.run.is_tainted = True
         num_full = len(sequence.tokens) // self._block_size if self._is_on else 0
-        for content in self._contents(sequence, 0, num_full):
+        for index in range(num_full):
+            content = self._content(sequence, index)
             block = self._block_of.get(content.key)
             if block is not None and self._content_of[block] == content:
                 self._forget(block)
@@ -127,11 +129,11 @@ class PrefixCache:
     def _forget(self, block: int) -> None:
         del self._block_of[self._content_of.pop(block).key]
 
-    def _contents(self, sequence: Sequence, start: int, stop: int) -> Iterator[Content]:
-        for index in range(start, stop):
-            key = self._key(sequence, index)
-            parent = sequence.chain[index - 1] if index else sequence.cache_root
-            yield Content(key, parent, self._tokens(sequence, index))
+    def _content(self, sequence: Sequence, index: int) -> Content:
+        """What a block with these known tokens holds."""
+        key = self._key(sequence, index)
+        parent = sequence.chain[index - 1] if index else sequence.cache_root
+        return Content(key, parent, self._tokens(sequence, index))
 
     def _key(self, sequence: Sequence, index: int) -> bytes:
         """The key of a full block of known tokens; those before it are computed on the way and kept."""
