@@ -104,8 +104,8 @@ class Sequence:
 
 
 class Copy:
-    """A copy ordered and not reported: its blocks on both sides belong to it. step: the one that orders it, whose launch
-    is t_begun (nanoseconds).
+    """A copy ordered and not reported: its blocks on both sides belong to it. step: the one that orders it, whose
+    launch is t_begun (nanoseconds).
 
     Out: `swapped` is what will be there, and `sequence` whose it is. In: `run` waits for it. All None once the sequence
     has ended.
