@@ -19,7 +19,8 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     record = state.inflight.popleft()
     assert record.step == result.step, f"result of step {result.step} where {record.step} was due"
     if state.copies:
-        absorb_copies(state, result)
+        absorb_copies(state, record, result)
+    state.copy_time.t_step_done = result.t_done
     if record.rows:  # a step without rows takes as long as the copy it waits for
         state.finished_steps.append((record.size, result.t_done - result.t_launched))
     tokens = columns.unpack(result.tokens)

@@ -84,18 +84,25 @@ class OutputLength:
 
 
 class CopyTime:
-    """Microseconds to copy one block between device and host, one way.
+    """Microseconds that copying one block between device and host costs, one way: all time over all blocks, the recent
+    first, so that a small copy, of which little can be seen, decides little.
 
-    A copy runs beside a step and is reported when that has ended, so what is seen is never less than what it takes:
-    the estimate falls at once and rises slowly.
+    t_step_done, t_copy_done: when the last step was done and, at the earliest, the last copy (nanoseconds).
     """
 
-    _WEIGHT = 0.05
+    _FORGET = 0.8  # weight of the past at each copy
 
     def __init__(self) -> None:
-        self.us_per_block: float | None = None
+        self.t_step_done = 0
+        self.t_copy_done = 0
+        self._us = 0.0
+        self._num_blocks = 0.0
 
-    def learn(self, num_blocks: int, duration_us: float) -> None:
-        sample = duration_us / num_blocks
-        old = self.us_per_block
-        self.us_per_block = sample if old is None or sample < old else old + self._WEIGHT * (sample - old)
+    def learn(self, num_blocks: int, cost_us: float) -> None:
+        self._us = self._us * self._FORGET + cost_us
+        self._num_blocks = self._num_blocks * self._FORGET + num_blocks
+
+    @property
+    def us_per_block(self) -> float | None:
+        """None until a copy has ended."""
+        return self._us / self._num_blocks if self._num_blocks else None

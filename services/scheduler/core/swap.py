@@ -5,8 +5,11 @@ its blocks on both sides are fenced: they belong to the copy and to nobody else.
 preemption by recompute throws away; which of them costs less is learned (`auto`).
 """
 
+from math import inf
+
 from services.scheduler.core.sequence import Copy, Run, Sequence, Swapped
 from services.scheduler.core.state import State
+from services.scheduler.core.step import StepRecord
 from services.wire import columns
 from services.wire.messages import CopyBlocks, CopyDirection, StepResult
 
@@ -34,14 +37,14 @@ def swap_in(state: State, sequence: Sequence, now: int) -> None:
     _order(state, copy)
 
 
-def absorb_copies(state: State, result: StepResult) -> None:
+def absorb_copies(state: State, record: StepRecord, result: StepResult) -> None:
     """Copies that the step ordered have begun; those it reports have ended, and their fences fall."""
     for copy in state.copies.values():
         if copy.step == result.step:
             copy.t_begun = result.t_launched
     for number in columns.unpack(result.copies_done):
         copy = state.copies.pop(number)
-        state.copy_time.learn(len(copy.host_blocks), (result.t_done - copy.t_begun) / 1000)
+        state.copy_time.learn(len(copy.host_blocks), _cost_us(state, copy, record, result))
         if copy.direction == CopyDirection.OUT:
             state.pool.free(copy.device_blocks)
             if copy.swapped is None:
@@ -55,6 +58,22 @@ def absorb_copies(state: State, result: StepResult) -> None:
             else:
                 copy.run.copy = None
                 state.claims[copy.run] = None
+
+
+def _cost_us(state: State, copy: Copy, record: StepRecord, result: StepResult) -> float:
+    """What a copy cost: the steps that it outlasted, or what the one that ordered it took longer than it should have.
+
+    Ends are seen at the ends of steps, and of what is possible the least is taken: what ended beside a step cost nobody
+    anything. Copies run one after another, and none is charged with the wait for another.
+    """
+    if record.rows and copy.step == result.step:
+        usual_us = state.step_time.predict(*record.size) if state.step_time.is_known else inf
+        return max(0.0, (result.t_done - result.t_launched) / 1000 - usual_us)
+    times = state.copy_time
+    ended = times.t_step_done if record.rows else result.t_done  # a step without rows has waited for it
+    begun = max(copy.t_begun, times.t_copy_done)
+    times.t_copy_done = max(ended, begun)
+    return (times.t_copy_done - begun) / 1000
 
 
 def forget_copies(state: State) -> None:

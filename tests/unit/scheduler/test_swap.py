@@ -224,6 +224,30 @@ def test_auto_takes_what_costs_less_on_the_device_that_is_there(pace: Pace, swap
     assert num_swapped == num_preemptions if swaps else num_swapped == 1, "one is what it costs to know"
 
 
+@pytest.mark.parametrize("copy_lag", [0, 1, 3])
+def test_a_copy_costs_the_steps_that_it_outlasts(copy_lag: int) -> None:
+    """It is reported by the copy_lag-th step after the one that ordered it; what ended beside a step costs nothing.
+    The first needs a block and takes the last one's; the second has room for four steps more."""
+    rig = Rig(
+        limits(preemption="swap", forecast=False),
+        num_blocks=6,
+        block_size=8,
+        num_host_blocks=8,
+        copy_lag=copy_lag,
+        pace=Pace(fixed_us=4000),
+    )
+    for name, length in (("first", 5), ("second", 9), ("last", 9)):
+        rig.submit(submit_message(name, [3] * length, max_tokens=16, salt=name))
+    run_until_copying(rig, CopyDirection.OUT)
+    state = rig.scheduler.state
+    (copy,) = state.copies.values()
+    while copy.number in state.copies:
+        if rig.plan() is None:
+            rig.deliver()
+    assert state.copy_time.us_per_block == pytest.approx(copy_lag * 4000 / len(copy.host_blocks), abs=1)
+    rig.run()
+
+
 def test_no_copy_is_left_when_all_is_over() -> None:
     rig = crowded(copy_lag=3)
     run_until_copying(rig, CopyDirection.OUT)
