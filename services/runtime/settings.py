@@ -64,6 +64,7 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     forecast: bool = True  # look at KV usage to come before anybody joins
     prefill_quantum: Count = 0  # tokens of each step that decode rows leave to prefill
     inter_token_ms: Duration = 0.0  # target for a step with decode rows; 0 = none
+    head_start: Count = 4096  # fair only: prompt tokens that a tenant back from idleness may be behind the least served
     executor_absence_s: Seconds = 600.0  # how long requests wait for another executor when theirs is lost
 
 

@@ -74,6 +74,7 @@ def limits_from(settings: SchedulerSettings) -> Limits:
         forecast=settings.forecast,
         prefill_quantum=settings.prefill_quantum,
         inter_token_us=round(settings.inter_token_ms * 1000),
+        head_start=settings.head_start,
     )
 
 

@@ -9,6 +9,7 @@ from services.scheduler.core.sequence import Run
 from services.scheduler.core.state import State
 from services.scheduler.core.step import Draft
 from services.scheduler.core.swap import is_copying_out, preempt
+from services.scheduler.core.tenant import PREFILL_WEIGHT
 
 
 def prefill_budget(state: State, num_decode: int) -> int:
@@ -40,6 +41,7 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
     """Blocks for `count` more tokens, and a row for them."""
     pool = state.pool
     draft.granted[run] = None
+    state.tenants.serve_prompt(run.sequence, run.planned + count, PREFILL_WEIGHT)
     num_needed = pool.blocks_for(run.planned + count) - len(run.blocks)
     if num_needed > 0:
         draft.append_blocks(run, pool.allocate(num_needed))

@@ -13,6 +13,7 @@ from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import State
 from services.scheduler.core.step import Draft
 from services.scheduler.core.swap import is_copying_out, preempt, swap_in
+from services.scheduler.core.tenant import CACHED_WEIGHT
 
 
 def admit_waiting(state: State, draft: Draft, now: int, before: Run | None = None) -> None:
@@ -71,7 +72,7 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
     if not sequence.t_first_planned:
         sequence.num_cached_tokens = num_found
         state.counters.num_cached_tokens += num_found
-        state.tenants.serve_prompt(sequence)
+        state.tenants.serve_prompt(sequence, num_found, CACHED_WEIGHT)
     run = state.admit(sequence, now)
     state.pool.share(found)
     draft.append_blocks(run, found)

@@ -54,6 +54,7 @@ class Sequence:
         "limit",
         "min_length",
         "num_cached_tokens",
+        "num_charged_tokens",
         "num_prompt_tokens",
         "output",
         "priority",
@@ -86,6 +87,7 @@ class Sequence:
         self.cache_root = b""  # parent of its first block's key
         self.chain: list[bytes] = []  # keys of its full blocks of known tokens, as far as they were needed
         self.num_cached_tokens = 0  # of its prompt, found in the prefix cache when it was first admitted
+        self.num_charged_tokens = 0  # of its prompt, to its tenant
         self.priority = 0
         self.tenant = Tenant("")
         self.arrival = 0

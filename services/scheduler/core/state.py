@@ -44,6 +44,7 @@ class Limits(Struct, frozen=True):
     forecast: bool = True  # look at block usage to come before anybody joins
     prefill_quantum: int = 0  # tokens of each step that decode rows leave to prefill
     inter_token_us: int = 0  # target for the time of a step with decode rows; 0 = none
+    head_start: int = 0  # fair: prompt tokens that a tenant back from idleness may be behind the least served
 
 
 class Capacity(Struct, frozen=True):
@@ -73,7 +74,7 @@ class State:
     def __init__(self, limits: Limits, policy: Policy) -> None:
         self.limits = limits
         self.policy = policy
-        self.tenants = Tenants()
+        self.tenants = Tenants(limits.head_start)
         self.requests: dict[str, Request] = {}
         self.waiting = WaitingQueue(policy)
         self.running: dict[Run, None] = {}  # in order of admission

@@ -2,7 +2,8 @@
 
 After Sheng et al., Fairness in Serving Large Language Models (OSDI 2024), algorithm 2: a counter rises with the tokens
 a tenant is given, weighted; the least served goes first; whoever returns from idleness is lifted to the least served
-of the active, so that idle time cannot be saved up. Counts are integers in units of one prefill token / UNIT.
+of the active, less a head start, so that idle time cannot be saved up beyond it. Here prompts are charged as they are
+computed, chunk by chunk. Counts are integers in units of one prefill token / UNIT.
 """
 
 from services.scheduler.core.sequence import Sequence, Tenant
@@ -15,10 +16,11 @@ MAX_IDLE = 4096  # idle tenants whose counters are remembered
 
 
 class Tenants:
-    """Active tenants have an open sequence; idle ones are remembered while their counter is above the floor, since at
-    or below it they would be lifted to it anyway."""
+    """Active tenants have an open sequence; idle ones are remembered while their counter is above the level that they
+    would be lifted to anyway. head_start: prompt tokens that whoever returns may be behind the least served."""
 
-    def __init__(self) -> None:
+    def __init__(self, head_start: int = 0) -> None:
+        self._head_start = head_start * PREFILL_WEIGHT
         self._active: dict[str, Tenant] = {}
         self._idle: dict[str, Tenant] = {}  # longest idle first
         self._floor = 0  # counter of the least served active tenant, the last time there was one
@@ -30,7 +32,7 @@ class Tenants:
             self._raise_floor()
             tenant = self._idle.pop(name) if name in self._idle else Tenant(name)
             self._active[name] = tenant
-            tenant.served = max(tenant.served, self._floor)
+            tenant.served = max(tenant.served, self._floor - self._head_start)
         tenant.num_open += 1
         return tenant
 
@@ -40,16 +42,17 @@ class Tenants:
         if tenant.num_open == 0:
             self._raise_floor()
             del self._active[tenant.name]
-            if tenant.served > self._floor:
+            if tenant.served > self._floor - self._head_start:
                 self._idle[tenant.name] = tenant
                 if len(self._idle) > MAX_IDLE:
                     del self._idle[next(iter(self._idle))]
 
-    def serve_prompt(self, sequence: Sequence) -> None:
-        """A prompt is admitted: charged whole, once, whatever is computed again later."""
-        num_cached = sequence.num_cached_tokens
-        num_computed = sequence.num_prompt_tokens - num_cached
-        sequence.tenant.served += PREFILL_WEIGHT * num_computed + CACHED_WEIGHT * num_cached
+    def serve_prompt(self, sequence: Sequence, end: int, weight: int) -> None:
+        """A prompt is served up to `end`: each token is charged once, whatever is computed again later."""
+        num_more = min(end, sequence.num_prompt_tokens) - sequence.num_charged_tokens
+        if num_more > 0:
+            sequence.num_charged_tokens += num_more
+            sequence.tenant.served += weight * num_more
 
     def serve_token(self, tenant: Tenant) -> None:
         """A row that was not carried puts out a token."""

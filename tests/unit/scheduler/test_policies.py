@@ -150,6 +150,31 @@ def test_idleness_is_not_saved_up() -> None:
     assert 4 <= sum(name.startswith("busy") for name in after) <= 8, "they take turns"
 
 
+def test_idleness_is_saved_up_to_a_head_start_and_no_further() -> None:
+    """As before, with a head start of two requests of five prompt and ten output tokens."""
+    rig = Rig(limits(max_num_seqs=1, head_start=2 * (5 + 2 * 10)), policy=FAIR)
+    for number in range(20):
+        rig.submit(submit_message(f"busy{number}", PROMPT, max_tokens=10, tenant="busy"))
+    rig.turns(60)
+    num_before = len(rig.closes)
+    for number in range(8):
+        rig.submit(submit_message(f"back{number}", PROMPT, max_tokens=10, tenant="back"))
+    rig.run()
+    after = order_of_ends(rig)[num_before + 1 : num_before + 11]
+    assert [name[:4] for name in after[:2]] == ["back", "back"], "the head start"
+    assert 3 <= sum(name.startswith("back") for name in after[2:]) <= 5, "they take turns"
+
+
+def test_a_prompt_is_charged_as_it_is_computed() -> None:
+    rig = Rig(limits(depth=1, token_budget=4, chunk_size=4), policy=FAIR)
+    rig.submit(submit_message("long", [3] * 30, max_tokens=1, tenant="t"))
+    (tenant,) = {sequence.tenant for sequence in rig.scheduler.state.waiting}
+    rig.turns(2)
+    assert tenant.served == 2 * 4 * PREFILL_WEIGHT
+    rig.run()
+    assert tenant.served == 30 * PREFILL_WEIGHT + DECODE_WEIGHT
+
+
 def test_a_prompt_found_in_the_cache_costs_its_tenant_a_tenth() -> None:
     rig = Rig(policy=FAIR, block_size=4)
     rig.submit(submit_message("first", PROMPT, max_tokens=1, tenant="x"))
