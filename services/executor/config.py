@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from services.executor.gguf_file import GgufError, GgufFile, Scalar
+from services.executor.gguf_file import GgufFile, Scalar
+from services.model_file import GgufError
 
 _ARCHITECTURE = "llama"
 _NO_SCALING = "none"

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.executor.config import LlamaConfig
-from services.executor.gguf_file import GgufError, GgufFile
+from services.executor.gguf_file import GgufFile
 from services.executor.linear import Linear, pack
 from services.executor.model import Layer, Llama
 from services.executor.rope import make_tables
+from services.model_file import GgufError
 
 # Rows dequantized at once: what is read and what is written stay in the processor's cache.
 _CHUNK_ROWS = 256

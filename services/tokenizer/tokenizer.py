@@ -14,16 +14,20 @@ import tokenizers
 from tokenizers import AddedToken
 from tokenizers.models import BPE
 
+from services.model_file import GgufError, read_header
 from services.tokenizer.chat import ChatTemplate, Message, refuse_surrogates
-from services.tokenizer.errors import TemplateError, TextError
-from services.tokenizer.gguf_header import read_metadata
+from services.tokenizer.errors import TemplateError, TextError, TokenizerFileError
 from services.tokenizer.pre_tokenizers import Rule, rule_of
 from services.tokenizer.vocabulary import TokenKind, Vocabulary, from_metadata, token_bytes
 
 
 def load(path: Path) -> "Tokenizer":
     """The tokenizer of a GGUF file; raises TokenizerFileError, which says what is not supported."""
-    return Tokenizer(from_metadata(read_metadata(path)))
+    try:
+        header = read_header(path)
+    except GgufError as error:
+        raise TokenizerFileError(str(error)) from error
+    return Tokenizer(from_metadata(header.metadata))
 
 
 class Tokenizer:

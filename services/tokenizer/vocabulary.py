@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import cast
 
+from services.model_file import Metadata
 from services.tokenizer.errors import TokenizerFileError
-from services.tokenizer.gguf_header import Metadata
 
 BYTE_LEVEL_MODEL = "gpt2"
 

@@ -9,9 +9,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from services.executor import gguf_file
 from services.executor.config import read_config
-from services.executor.gguf_file import GgufError, GgufFile
+from services.executor.gguf_file import GgufFile
 from services.executor.rope import inverse_frequencies
 from services.executor.weights import half_split, load_llama
+from services.model_file import GgufError
 from tests.unit.executor import tiny_llama
 from tests.unit.executor.tiny_llama import Recipe
 

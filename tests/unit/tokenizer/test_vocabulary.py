@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.model_file import Metadata
 from services.tokenizer import TokenizerFileError
-from services.tokenizer.gguf_header import Metadata
 from services.tokenizer.vocabulary import TokenKind, Vocabulary, from_metadata, token_bytes
 
 

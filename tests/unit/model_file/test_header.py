@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from services.tokenizer.errors import TokenizerFileError
-from services.tokenizer.gguf_header import read_metadata
+from services.model_file import GgufError, read_header
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_every_value_is_what_the_gguf_package_reads(written: Path) -> None:
-    metadata = read_metadata(written)
+    metadata = read_header(written).metadata
     reference = {name: field.contents() for name, field in GGUFReader(written).fields.items() if "GGUF." not in name}
     assert metadata == reference
     assert metadata["text"] == "Zürich \x00 本" and metadata["yes"] is True and metadata["numbers"] == [1, -2, 3]
@@ -46,21 +45,21 @@ def test_a_file_cut_anywhere_in_its_header_is_refused_by_name(written: Path, tmp
     cut = tmp_path / "cut.gguf"
     for size in range(0, len(whole) - 40, 7):
         cut.write_bytes(whole[:size])
-        with pytest.raises(TokenizerFileError, match=r"cut\.gguf"):
-            read_metadata(cut)
+        with pytest.raises(GgufError, match=r"cut\.gguf"):
+            read_header(cut)
 
 
 @pytest.mark.parametrize("head", [b"GGML" + b"\0" * 60, b"GGUF\x01\0\0\0" + b"\0" * 60, b"GGUF\0\0\0\x03" + b"\0" * 60])
 def test_another_format_or_version_is_refused(head: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(head)
-    with pytest.raises(TokenizerFileError, match="GGUF file of version"):
-        read_metadata(path)
+    with pytest.raises(GgufError, match="GGUF file of version"):
+        read_header(path)
 
 
 def test_a_missing_file_is_an_error_for_the_operator(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerFileError, match=r"nowhere\.gguf"):
-        read_metadata(tmp_path / "nowhere.gguf")
+    with pytest.raises(GgufError, match=r"nowhere\.gguf"):
+        read_header(tmp_path / "nowhere.gguf")
 
 
 def test_an_unknown_value_type_is_refused(written: Path, tmp_path: Path) -> None:
@@ -69,5 +68,5 @@ def test_an_unknown_value_type_is_refused(written: Path, tmp_path: Path) -> None
     broken[key + 3] = 77  # the type that follows the key
     path = tmp_path / "odd.gguf"
     path.write_bytes(broken)
-    with pytest.raises(TokenizerFileError, match="value type 77"):
-        read_metadata(path)
+    with pytest.raises(GgufError, match="value type 77"):
+        read_header(path)
