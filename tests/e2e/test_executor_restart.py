@@ -18,8 +18,9 @@ NUM_STREAMS = 32
 BETWEEN_DEATHS = 10
 TIE = 1e-3
 SERVING = health_pb2.HealthCheckResponse.SERVING
+# Steps so long that readers keep up: a stream that has ended for the engine must not look alive to a test.
 SIMULATED: Settings = {
-    "executor": {"backend": "simulated", "num_blocks": 2048, "step_fixed_us": 3000.0},
+    "executor": {"backend": "simulated", "num_blocks": 2048, "step_fixed_us": 15_000.0},
     "gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0},
     "links": {"death_s": 30.0},  # a loaded machine must not look like a death
 }
@@ -49,11 +50,22 @@ def kill_executor(one: Server) -> None:
 
 
 def kill_under(one: Server, readers: Readers, times: int) -> None:
-    """Kill the executor so often, each time once every stream has got further."""
-    for _ in range(times):
+    """Kill the executor so often, each time once it is at work and every stream has got further."""
+    for number in range(1, times + 1):
+        wait_for_executor(one, number)
         readers.wait_for(BETWEEN_DEATHS)
         assert not any(reader.is_over for reader in readers.readers), "the streams are too short"
         kill_executor(one)
+
+
+def instances(one: Server) -> set[int]:
+    """The executors there have been so far."""
+    return {ready["instance"] for ready in one.entries("executor.ready")}
+
+
+def wait_for_executor(one: Server, number: int) -> None:
+    """Until there have been so many."""
+    one.wait_for(lambda: len(instances(one)) == number)
 
 
 def ends(one: Server, code: int) -> None:
@@ -62,16 +74,16 @@ def ends(one: Server, code: int) -> None:
 
 
 def test_three_deaths_change_no_token_and_end_no_call() -> None:
-    options = {"max_tokens": 150, "ignore_eos": True, "seed": 7}
+    options = {"max_tokens": 100, "ignore_eos": True, "seed": 7}
     with ready_server(SIMULATED) as (one, client):
         with reading(client, prompts(1, 200), 120.0, **options) as readers:
             undisturbed = readers.outputs()
         with reading(client, prompts(1, 200), 120.0, **options) as readers:
             kill_under(one, readers, 3)
             assert readers.outputs() == undisturbed
-        assert {len(tokens) for tokens in undisturbed} == {150}
+        assert {len(tokens) for tokens in undisturbed} == {100}
         assert [death["cause"] for death in one.entries("service.died")] == ["signal SIGKILL"] * 3
-        assert len({ready["instance"] for ready in one.entries("executor.ready")}) == 4
+        assert len(instances(one)) == 4
         one.stop()
 
 
@@ -109,20 +121,20 @@ def is_tie(logprobs: TokenLogprobs) -> bool:
 def test_while_there_is_no_executor_calls_are_taken_and_the_server_is_healthy() -> None:
     with ready_server(SIMULATED) as (one, client), grpc.insecure_channel(one.address()) as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        with reading(client, [[5]], 60.0, max_tokens=500, ignore_eos=True, seed=7) as readers:
+        with reading(client, [[5]], 60.0, max_tokens=150, ignore_eos=True, seed=7) as readers:
             readers.wait_for(1)
             kill_executor(one)
             assert health.Check(health_pb2.HealthCheckRequest()).status == SERVING
             with pytest.raises(errors.DeadlineExceeded):
                 client.generate([6], max_tokens=1, timeout_s=0.05)
             assert client.generate([6], max_tokens=3, ignore_eos=True).usage.completion_tokens == 3
-            assert [len(tokens) for tokens in readers.outputs()] == [500]
+            assert [len(tokens) for tokens in readers.outputs()] == [150]
         one.stop()
 
 
 def test_more_deaths_than_allowed_end_every_call_and_then_the_server() -> None:
     with ready_server(with_executor(max_restarts=1)) as (one, client):
-        with reading(client, prompts(3, 20), 60.0, max_tokens=5000, ignore_eos=True) as readers:
+        with reading(client, prompts(3, 20), 60.0, max_tokens=1500, ignore_eos=True) as readers:
             kill_under(one, readers, 2)
             readers.wait_over()
             assert {type(reader.error) for reader in readers.readers} == {errors.EngineDead}
@@ -135,9 +147,9 @@ def test_more_deaths_than_allowed_end_every_call_and_then_the_server() -> None:
 def test_an_executor_that_hangs_is_killed_and_replaced() -> None:
     settings = {**SIMULATED, "links": {"heartbeat_s": 0.2, "death_s": 2.0}}
     with ready_server(settings) as (one, client):
-        with reading(client, [[5], [6, 7]], 60.0, max_tokens=300, ignore_eos=True, seed=7) as readers:
+        with reading(client, [[5], [6, 7]], 60.0, max_tokens=100, ignore_eos=True, seed=7) as readers:
             undisturbed = readers.outputs()
-        with reading(client, [[5], [6, 7]], 60.0, max_tokens=300, ignore_eos=True, seed=7) as readers:
+        with reading(client, [[5], [6, 7]], 60.0, max_tokens=100, ignore_eos=True, seed=7) as readers:
             readers.wait_for(BETWEEN_DEATHS)
             one.services()["executor"].suspend()
             assert readers.outputs() == undisturbed
@@ -150,12 +162,12 @@ def test_an_executor_that_hangs_is_killed_and_replaced() -> None:
 def test_a_stopping_server_lets_calls_finish_on_another_executor() -> None:
     settings = {**SIMULATED, "gateway": {"listen": "127.0.0.1:0", "drain_s": 60.0}}
     with ready_server(settings) as (one, client):
-        with reading(client, [[5], [6]], 60.0, max_tokens=400, ignore_eos=True) as readers:
+        with reading(client, [[5], [6]], 60.0, max_tokens=100, ignore_eos=True) as readers:
             readers.wait_for(1)
             one.process.send_signal(signal.SIGTERM)
             one.wait_for(lambda: bool(one.entries("server.stopping")))
             kill_executor(one)
-            assert [len(tokens) for tokens in readers.outputs()] == [400, 400]
+            assert [len(tokens) for tokens in readers.outputs()] == [100, 100]
         ends(one, 0)
 
 
