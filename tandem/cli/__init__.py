@@ -1,11 +1,11 @@
-"""The `tandem` command: serve, generate, chat, models. Each is a client of the public contract, but for serve."""
+"""The `tandem` command: serve, generate, chat, models, bench. Serve and bench alone are no clients of a server."""
 
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from tandem.cli import knobs
+from tandem.cli import bench, knobs
 from tandem.cli.chat import chat
 from tandem.cli.failures import told
 from tandem.cli.generate import generate
@@ -21,6 +21,7 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(chat)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

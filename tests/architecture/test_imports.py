@@ -16,6 +16,7 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     "services.tokenizer": ("services.model_file",),
     "services.runtime": ("services.wire",),
     "services.scheduler.core": ("services.wire.messages", "services.wire.columns"),
+    "services.scheduler.virtual": ("services.scheduler.core", "services.wire.messages", "services.wire.columns"),
     "services.scheduler": ("services.wire", "services.runtime"),
     "services.executor": ("services.wire", "services.runtime", "services.model_file"),
     "services.detokenizer": ("services.wire", "services.runtime", "services.tokenizer"),
@@ -24,6 +25,9 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     # One command of the public face starts the server; the rest is a client like any other.
     "tandem.cli.serve": ("services.runtime", "tandem"),
     "tandem.cli.startup": ("services.runtime.settings", "tandem"),
+    # Another runs the scheduler's core over a device that only counts.
+    "tandem.cli.bench": ("services.scheduler.virtual", "tandem"),
+    "tandem.cli.bench_plots": ("services.scheduler.virtual", "tandem"),
 }
 
 # Libraries that belong to some parts alone.
@@ -34,6 +38,7 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("uvloop",): ("gateway",),
     ("tokenizers", "jinja2"): ("services.tokenizer",),
     ("typer", "rich", "click"): ("tandem.cli",),
+    ("matplotlib",): ("tandem.cli.bench_plots",),
     ("subprocess", "ctypes"): ("services.runtime",),
 }
 
@@ -98,7 +103,7 @@ def test_no_import_goes_in_a_circle() -> None:
         ("services.executor.__main__", "torch grpc google tokenizers jinja2 typer"),
         ("gateway.__main__", "torch typer"),
         ("tandem", "zmq torch tokenizers gguf services"),
-        ("tandem.cli", "torch tokenizers gguf gateway services.scheduler services.executor"),
+        ("tandem.cli", "torch matplotlib tokenizers gguf gateway services.scheduler.service services.executor"),
     ],
 )
 def test_a_process_loads_nothing_that_is_not_its_business(module: str, unwanted: str) -> None:
