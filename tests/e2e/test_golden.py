@@ -30,7 +30,7 @@ COMBINATIONS = {
     "together, depth 3": (3, 512, 0, 0, 24, False),
     "budget 16, depth 1": (1, 16, 0, 0, 24, False),
     "budget 16, depth 2": (2, 16, 0, 0, 24, False),
-    "budget 16, depth 3, few blocks": (3, 16, 0, 40, 24, False),
+    "budget 16, depth 3, few blocks": (3, 16, 0, 12, 24, False),
     "chunks of 7, depth 2": (2, 64, 7, 0, 8, False),
     "few blocks, depth 1": (1, 512, 0, 40, 24, False),
     "few blocks, depth 2": (2, 512, 0, 40, 24, False),
