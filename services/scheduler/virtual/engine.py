@@ -6,6 +6,7 @@ Everything that happened goes into a Journal; nothing is judged here.
 """
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 from itertools import takewhile
 
 from services.scheduler.core.policy import FCFS, Policy
@@ -34,10 +35,17 @@ _SAMPLING, _OUTPUT = Sampling(), Output()
 
 
 class Engine:
-    """`run` it once. `scheduler` is for tests to read."""
+    """`run` it once. watch: shown the scheduler after every planned step, to look at and not to touch."""
 
-    def __init__(self, model: DeviceModel, limits: Limits, policy: Policy = FCFS) -> None:
+    def __init__(
+        self,
+        model: DeviceModel,
+        limits: Limits,
+        policy: Policy = FCFS,
+        watch: Callable[[Scheduler], None] | None = None,
+    ) -> None:
         self.scheduler = Scheduler(limits, policy)
+        self._watch = watch
         self.device = VirtualDevice(model)
         self.journal = Journal()
         self.now = START
@@ -105,6 +113,8 @@ class Engine:
         joined = {op.generation for op in plan.ops if isinstance(op, SlotInit)}
         for run in takewhile(lambda run: run.generation in joined, reversed(state.running)):
             self.journal.records[int(run.sequence.key.request)].num_stays += 1
+        if self._watch is not None:
+            self._watch(self.scheduler)
 
     def _tell(self, batch: TokenBatch) -> list[Demand]:
         """Note what the clients hear, and credit it; those that have ended."""

@@ -89,10 +89,10 @@ def limits(budget: int, slots: int, **choices: Any) -> Limits:
     )
 
 
-def batching(seed: int) -> list[Case]:
+def batching(seed: int, count: int = 300) -> list[Case]:
     """Short questions and some long documents, near the most that the device can serve."""
     prompt = mixed([(0.85, log_normal(250, 0.8, 2_000)), (0.15, log_normal(3_000, 0.5, 8_000))])
-    load = poisson(Kind(prompt, log_normal(150, 0.7, 800)), count=300, per_second=14.0, seed=seed)
+    load = poisson(Kind(prompt, log_normal(150, 0.7, 800)), count, per_second=14.0, seed=seed)
     return [
         Case("static", limits(WHOLE, 64), STATIC, load),
         Case("continuous, whole prompts", limits(WHOLE, 64), FCFS, load),
@@ -146,13 +146,12 @@ def flood(_: int) -> list[Case]:
     ]
 
 
-def storm_on(device: DeviceModel, mode: Mode, chunk: int = 512) -> Case:
-    """Ten requests of 500 + 2,000 tokens at once, and KV blocks for three of them."""
-    num_prompt, num_output = 500, 2_000
+def storm_on(device: DeviceModel, mode: Mode, sizes: tuple[int, int] = (500, 2_000)) -> Case:
+    """Ten requests at once, of so many prompt and output tokens, and KV blocks for three of them."""
+    num_prompt, num_output = sizes
     small = replace(device, num_blocks=3 * -(-(num_prompt + num_output) // device.block_size))
-    kind = Kind(always(num_prompt), always(num_output))
-    load = closed_loop(kind, count=10, num_clients=10, seed=0)
-    return Case(f"{mode}; {device.name}", limits(chunk, 10, preemption=mode, prefix_cache=True), FCFS, load, small)
+    load = closed_loop(Kind(always(num_prompt), always(num_output)), count=10, num_clients=10, seed=0)
+    return Case(f"{mode}; {device.name}", limits(512, 10, preemption=mode, prefix_cache=True), FCFS, load, small)
 
 
 def storm(_: int) -> list[Case]:
