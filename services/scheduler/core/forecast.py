@@ -11,6 +11,7 @@ from services.scheduler.core.state import State
 SPREADS = 0.25  # standard deviations added to the mean output length
 SPREADS_AFTER_PREEMPTION = 2.0
 CAUTIOUS_STEPS = 64
+RESIDUE = 0.5  # of the likely length: what is left, at the least, of an output that goes on
 
 
 def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
@@ -37,5 +38,6 @@ def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
 
 
 def _steps_left(sequence: Sequence, likely: float) -> int:
-    end = min(sequence.limit, sequence.num_prompt_tokens + max(int(likely), sequence.num_output_tokens + 1))
-    return max(0, end - len(sequence.tokens))
+    """An output longer than most is no nearer to its end than others: lengths have long tails."""
+    num_left = max(likely - sequence.num_output_tokens, RESIDUE * likely, 1)
+    return min(sequence.limit - len(sequence.tokens), int(num_left))
