@@ -71,9 +71,10 @@ def _flood(figure: Figure, outcomes: Outcomes) -> None:
     _distribution(ttfts, "time to first token of the documents, ms", documents)
 
 
-def _storm(figure: Figure, outcomes: Outcomes) -> None:
-    duration, twice = figure.subplots(1, 2)
+def _preemption(figure: Figure, outcomes: Outcomes) -> None:
+    duration, count, twice = figure.subplots(1, 3)
     _bars(duration, "seconds until all have ended", outcomes, {"": [o.summary.duration_s for o in outcomes]})
+    _bars(count, "preemptions", outcomes, {"": [o.summary.num_preemptions for o in outcomes]})
     _bars(twice, "share of tokens computed twice", outcomes, {"": [o.summary.recomputed_share for o in outcomes]})
 
 
@@ -82,7 +83,8 @@ PICTURES: Mapping[str, Callable[[Figure, Outcomes], None]] = {
     "textbook": _textbook,
     "tenants": _tenants,
     "flood": _flood,
-    "storm": _storm,
+    "memory": _preemption,
+    "storm": _preemption,
 }
 
 

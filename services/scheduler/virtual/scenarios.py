@@ -159,10 +159,25 @@ def storm(_: int) -> list[Case]:
     return [storm_on(device, mode) for device in (QUICK_LINK, QUICK_COMPUTE) for mode in modes]
 
 
+def memory(seed: int) -> list[Case]:
+    """Outputs of very different lengths, always more of them than there are KV blocks for."""
+    small = replace(LLAMA_8B, num_blocks=1_500)
+    load = closed_loop(Kind(log_normal(400, 0.6, 2_000), log_normal(300, 0.8, 2_000)), 200, num_clients=64, seed=seed)
+    blind = limits(512, 64, forecast=False)
+    return [
+        Case("forecast", replace(blind, forecast=True), FCFS, load, small),
+        *(
+            Case(f"no forecast, {rule}", replace(blind, victim=rule), FCFS, load, small)
+            for rule in ("lifo", "lru", "cost")
+        ),
+    ]
+
+
 SCENARIOS = (
     Scenario("batching", "Ways of batching: 14 requests a second, 64 slots", batching),
     Scenario("textbook", "The textbook batch: 8 slots, one request of 500 steps among those of 50", textbook),
     Scenario("tenants", "A quiet tenant beside one that floods: 128 slots", tenants),
     Scenario("flood", "32 decoders and a flood of long prompts", flood),
+    Scenario("memory", "Looking ahead, and victim rules: more requests than KV blocks", memory),
     Scenario("storm", "Preemption: ten requests, memory for three", storm),
 )
