@@ -11,7 +11,7 @@ from services.scheduler.core.state import State
 SPREADS = 0.25  # standard deviations added to the mean output length
 SPREADS_AFTER_PREEMPTION = 2.0
 CAUTIOUS_STEPS = 64
-RESIDUE = 0.5  # of the likely length: what is left, at the least, of an output that goes on
+RESIDUE = 0.2  # of the likely length: what is left, at the least, of an output that goes on
 
 
 def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
