@@ -197,6 +197,10 @@ class Rig:
         self.scheduler.cancel(identity, self.now)
         self._after()
 
+    def expire(self) -> None:
+        self.scheduler.expire(self.now)
+        self._after()
+
     def stop_hit(self, key: SequenceKey, token_index: int) -> None:
         self.scheduler.stop_hit(StopHit(key, token_index), self.now)
         self._after()
@@ -247,7 +251,8 @@ class Rig:
         self._after()
 
     def lose_executor(self) -> None:
-        """A death notice, and nobody there yet."""
+        """A death notice, and nobody there yet; the dead answer nothing."""
+        self.executor.plans.clear()
         self.scheduler.executor_lost(self.num_instances, self.now)
         self._after()
 

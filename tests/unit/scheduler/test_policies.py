@@ -106,9 +106,9 @@ def service_gaps(policy: Policy) -> tuple[list[int], int]:
     max_prompt, num_blocks, block_size = 20, 33, 4
     rig = Rig(limits(depth=2, max_num_seqs=6), num_blocks=num_blocks, block_size=block_size, policy=policy)
     rng = random.Random(3)
-    for number in range(30):  # one tenant asks for much and comes first, the other for little
+    for number in range(16):  # one tenant asks for much and comes first, the other for little
         rig.submit(submit_message(f"much{number}", [3] * max_prompt, max_tokens=30, tenant="much"))
-    for number in range(60):
+    for number in range(30):
         prompt = [rng.randint(2, 49) for _ in range(4)]
         rig.submit(submit_message(f"little{number}", prompt, max_tokens=5, tenant="little"))
     gaps: list[int] = []
@@ -128,7 +128,7 @@ def test_the_service_gap_of_two_backlogged_tenants_is_bounded() -> None:
     """2 x max(w_p x longest prompt, w_q x KV pool), as in the paper that the policy follows; first come, first served
     breaks it."""
     gaps, bound = service_gaps(FAIR)
-    assert len(gaps) > 50 and max(gaps) <= bound
+    assert len(gaps) > 20 and max(gaps) <= bound
     gaps, bound = service_gaps(FCFS)
     assert max(gaps) > bound
 
@@ -213,10 +213,10 @@ def test_a_tenant_keeps_its_debt_while_idle_and_many_idle_tenants_are_not_kept()
 # static
 
 
-def slot_steps(policy: Policy, depth: int) -> list[int]:
-    """Rows of each step: a batch of eight, one of 500 steps and seven of 50, and more work waiting."""
+def slot_steps(policy: Policy, depth: int, num_waiting: int) -> list[int]:
+    """Rows of each step: a batch of eight, one of 500 steps and seven of 50, and more of 50 waiting."""
     rig = Rig(limits(depth=depth, max_num_seqs=8), num_blocks=200, block_size=16, context_length=1024, policy=policy)
-    for number, max_tokens in enumerate([500] + [50] * 71):
+    for number, max_tokens in enumerate([500] + [50] * (7 + num_waiting)):
         rig.submit(submit_message(f"r{number}", [3], max_tokens=max_tokens))
     widths: list[int] = []
     while len(rig.scheduler.state.waiting) and len(widths) < 500:
@@ -227,13 +227,13 @@ def slot_steps(policy: Policy, depth: int) -> list[int]:
 
 def test_a_static_batch_idles_as_in_the_textbook() -> None:
     """4000 slot steps until the longest has ended, of which 7 x 450 do nothing."""
-    widths = slot_steps(STATIC, depth=1)
+    widths = slot_steps(STATIC, depth=1, num_waiting=1)
     assert len(widths) == 500 and sum(8 - width for width in widths) == 3150
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_continuous_batching_idles_no_slot_while_work_waits(depth: int) -> None:
-    widths = slot_steps(FCFS, depth)
+    widths = slot_steps(FCFS, depth, num_waiting=64)
     assert widths == [8] * 500
 
 

@@ -1,0 +1,110 @@
+"""The product's simulated executor as the rig drives it, with faults on demand.
+
+Its cells know what they depend on and its sampled token is a pure function of what a row reads back, so memory that is
+stale, early, freed or wrongly shared changes a token. What it refuses (PlanError) and what nobody asked to fail is an
+AssertionError here.
+"""
+
+import dataclasses
+from collections import deque
+from functools import cache
+
+import numpy as np
+
+from services.executor.backend import Outcome
+from services.executor.batch import StepBatch
+from services.executor.capacity import Capacity
+from services.executor.core import ExecutorCore
+from services.executor.hash_cells import HashCells, simulated_token
+from services.executor.simulated import SimulatedBackend
+from services.executor.timeline import Timeline
+from services.runtime.settings import ExecutorSettings
+from services.wire.messages import CopyBlocks, Hello, ModelCard, Ready, SlotInit, StepPlan, StepResult, StepStatus
+from tests.unit.scheduler.rig import Shape
+
+VOCAB = 64
+GARBAGE = np.uint64(0xBAD0_BAD0_BAD0_BAD0)
+INJECTED = "injected"
+
+
+class FaultyBackend:
+    """A simulated backend whose next step fails, or one of whose rows is not finite."""
+
+    def __init__(self, capacity: Capacity, copy_lag: int) -> None:
+        self._cells = HashCells(capacity)
+        self._inner = SimulatedBackend(capacity, self._cells, Timeline(ExecutorSettings()), copy_lag, is_debug=True)
+        self.capacity = capacity
+        self.begin_epoch = self._inner.begin_epoch
+        self.fails = False
+        self.poison: int | None = None
+
+    def init_slot(self, op: SlotInit) -> None:
+        self._inner.init_slot(op)
+
+    def fail_slot(self, slot: int) -> None:
+        self._inner.fail_slot(slot)
+
+    def copy_blocks(self, op: CopyBlocks) -> None:
+        self._inner.copy_blocks(op)
+
+    def run(self, batch: StepBatch) -> Outcome:
+        if self.fails:
+            raise RuntimeError(INJECTED)
+        outcome = self._inner.run(batch)
+        if self.poison is None or self.poison >= batch.num_rows:
+            return outcome
+        self._spoil(batch, self.poison)
+        return dataclasses.replace(outcome, poisoned=np.array([self.poison]))
+
+    def _spoil(self, batch: StepBatch, row: int) -> None:
+        """The row's cells are worth nothing: whoever reads them gets another token than it would get alone."""
+        cells = batch.slot_mapping[batch.cu_seqlens_q[row] : batch.cu_seqlens_q[row + 1]]
+        (chains, _), (digests, _), (block_digests, _) = self._cells.pools
+        for pool in (chains, digests):
+            flat = pool.reshape(-1)
+            flat[cells] = np.bitwise_xor(flat[cells], GARBAGE)
+        blocks = cells // self.capacity.block_size
+        block_digests[blocks] = digests[blocks].sum(axis=1, dtype=np.uint64)
+
+
+class SimulatedExecutor:
+    """Plans queue up; `step` hands the oldest to the product's core."""
+
+    def __init__(self, instance: int, shape: Shape) -> None:
+        card = ModelCard("simulated", VOCAB, shape.context_length, (1,))
+        capacity = Capacity(shape.num_blocks, shape.block_size, shape.max_rows, card, shape.num_host_blocks)
+        self._backend = FaultyBackend(capacity, shape.copy_lag)
+        self._core = ExecutorCore(self._backend, instance, now_ns=lambda: 0)
+        self._may_fail = False
+        self.plans: deque[StepPlan] = deque()
+
+    def ready(self, epoch: int) -> Ready:
+        assert epoch == 0, "later epochs are answered by hello"
+        return self._core.opening()
+
+    def hello(self, hello: Hello) -> Ready:
+        self.plans.clear()
+        self._may_fail = False
+        (ready,) = self._core.handle(hello)
+        assert isinstance(ready, Ready)
+        return ready
+
+    def receive(self, plan: StepPlan) -> None:
+        self.plans.append(plan)
+
+    def step(self, *, fails: bool = False, poison: int | None = None) -> StepResult:
+        self._backend.fails, self._backend.poison = fails, poison
+        self._may_fail |= fails
+        (result,) = self._core.handle(self.plans.popleft())
+        assert isinstance(result, StepResult)
+        assert result.status == StepStatus.OK or (self._may_fail and INJECTED in result.detail), result.detail
+        return result
+
+
+@cache
+def alone(prompt: tuple[int, ...], seed: int, count: int) -> list[int]:
+    """What a request gets alone."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(simulated_token(tokens, seed, VOCAB))
+    return tokens[len(prompt) :]
