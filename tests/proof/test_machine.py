@@ -126,18 +126,20 @@ class SchedulerMachine(RuleBasedStateMachine):
     def fail_a_step(self) -> None:
         self.rig.deliver(fails=True)
 
-    @rule(num_blocks=st.sampled_from(["same", "same", "less", "nobody"]))
-    def replace_the_executor(self, num_blocks: str) -> None:
-        """With or without a death notice first; by one that has as much or less, or for now by nobody."""
+    @rule(by=st.sampled_from(["an equal", "an equal", "a smaller", "another", "nobody"]))
+    def replace_the_executor(self, by: str) -> None:
+        """With a death notice first or without one; for now, perhaps, by nobody."""
         shape = self.rig.shape
-        if num_blocks == "nobody":
+        if by == "nobody":
             self.rig.lose_executor()
             self.is_lost = True
             return
-        if num_blocks == "less":
+        if by == "a smaller":
             self.is_judged = True
-            less = dataclasses.replace(shape, num_blocks=max(4, shape.num_blocks - 3), num_host_blocks=3)
-            self.rig.shape = less
+            self.rig.shape = dataclasses.replace(shape, num_blocks=max(4, shape.num_blocks - 3), num_host_blocks=3)
+        elif by == "another":  # that holds at least as much, in blocks of another size
+            num_blocks = -(-shape.num_blocks * shape.block_size // (shape.block_size % 4 + 1)) + 1
+            self.rig.shape = dataclasses.replace(shape, num_blocks=num_blocks, block_size=shape.block_size % 4 + 1)
         self.rig.open_executor()
         self.is_lost = False
 

@@ -1,5 +1,7 @@
 """Running alone, poisoned KV and death notices: what a failure may and may not do to those around it."""
 
+import pytest
+
 from services.scheduler.core.policy import FCFS
 from services.wire.messages import FailureReason, FinishReason, Identity
 from tests.unit.scheduler.executor_model import continuation
@@ -38,9 +40,18 @@ def test_a_suspect_that_comes_back_takes_a_place_and_does_not_add_one() -> None:
     assert rig.output("suspect", gateway="silent") == continuation([5], 0, 12)
 
 
-def test_a_suspect_in_host_memory_gets_all_its_blocks_back_at_once() -> None:
-    """Two others must give way for it, by recompute, since the host pool is full of the suspect itself."""
-    rig = Rig(limits(max_num_seqs=3, max_unread=1, preemption="swap"), num_blocks=9, block_size=4, num_host_blocks=5)
+@pytest.mark.parametrize("num_host_blocks", [5, 16], ids=["recompute", "swap"])
+@pytest.mark.parametrize("comes_back", ["swapped", "while it is copied out"])
+def test_a_suspect_in_host_memory_gets_all_its_blocks_back(comes_back: str, num_host_blocks: int) -> None:
+    """Two others must give way for it: by recompute where the host pool is full of the suspect itself, or one after the
+    other, each by a copy out."""
+    rig = Rig(
+        limits(max_num_seqs=3, max_unread=1, preemption="swap"),
+        num_blocks=9,
+        block_size=4,
+        num_host_blocks=num_host_blocks,
+        copy_lag=3,
+    )
     rig.auto_credit = False
     rig.submit(submit_message("suspect", [5] * 17, max_tokens=12, gateway="silent"))
     rig.turn()
@@ -48,9 +59,11 @@ def test_a_suspect_in_host_memory_gets_all_its_blocks_back_at_once() -> None:
     fail_twice(rig)
     for name in ("a", "b"):
         rig.submit(submit_message(name, [6] * 13, max_tokens=8, salt=name))
-    while names_running(rig) != {"a", "b"}:
+    suspect = rig.scheduler.state.requests["suspect"].sequences[0]
+    while suspect.swapped is None or (comes_back == "swapped" and names_running(rig) != {"a", "b"}):
         rig.credit("g")
-        rig.turn()
+        if rig.plan() is None:
+            rig.deliver()
     rig.auto_credit = True
     rig.credit("silent")
     rig.run()

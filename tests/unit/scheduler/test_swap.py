@@ -168,6 +168,27 @@ def test_each_kind_of_failure_with_a_copy_under_way(how: str, direction: CopyDir
     assert_outputs(rig, *(name for name in NAMES if name not in failed))
 
 
+@pytest.mark.parametrize("direction", [CopyDirection.OUT, CopyDirection.IN])
+@pytest.mark.parametrize("how", ["step", "executor"])
+def test_a_failure_after_the_sequence_of_a_copy_has_ended(how: str, direction: CopyDirection) -> None:
+    """Nobody is left whom the copy could be given back to: both sides are free."""
+    rig = crowded(copy_lag=3)
+    run_until_copying(rig, direction)
+    copy = next(copy for copy in rig.scheduler.state.copies.values() if copy.direction == direction)
+    sequence = copy.sequence or (copy.run and copy.run.sequence)
+    assert sequence
+    rig.cancel(Identity("g", sequence.key.request, 1))
+    if how == "executor":
+        rig.kill_executor()
+    else:
+        while not rig.executor.plans:
+            rig.plan()
+        rig.deliver(fails=True)
+    assert set(copy.host_blocks) <= set(rig.scheduler.state.host_blocks)
+    rig.run()
+    assert_outputs(rig, *(name for name in NAMES if name != sequence.key.request))
+
+
 def test_an_unreported_copy_in_returns_to_host_memory_and_comes_again() -> None:
     rig = crowded(copy_lag=3)
     run_until_copying(rig, CopyDirection.IN)
