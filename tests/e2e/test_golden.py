@@ -102,7 +102,8 @@ def _compare(settings: dict[str, dict[str, Any]], concurrency: int, cases: list[
         with ThreadPoolExecutor(concurrency) as pool:
             problems = list(pool.map(lambda case: _difference(client, case), cases))
         assert not any(problems), [problem for problem in problems if problem]
-        if settings["executor"]["num_blocks"] < 100:
+        # A static batch forms at once, and what joins in one step of 64 tokens may not fill even few blocks.
+        if settings["executor"]["num_blocks"] < 100 and settings["scheduler"].get("policy") != "static":
             assert _num_preemptions(server) > 0, "the pool was large enough after all"
 
 
