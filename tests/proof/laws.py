@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from services.scheduler.core.admission import seed_of_sample
 from services.scheduler.core.planner import BLAME_ALONE
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.swap import is_copying_out
 from services.wire import columns
 from services.wire.messages import Close, Credit, FailureReason, FinishReason, Refused, SequenceKey, StepPlan, Submit
@@ -82,17 +82,26 @@ class LawfulRig(Rig):
 
     def plan(self) -> StepPlan | None:
         state = self.scheduler.state
-        reclaimable = {run: state.pool.num_reclaimable(run.blocks) for run in state.running}
+        before = {run: state.pool.num_reclaimable(run.blocks) for run in state.running}
         num_preemptions = state.counters.num_preemptions
         order = self._order()
         plan = super().plan()
-        preempted = [run for run in reclaimable if not run.is_live and run.sequence.finish is None]
-        if state.counters.num_preemptions == num_preemptions + 1:
-            assert len(preempted) == 1 and reclaimable[preempted[0]] > 0, "preempted for nothing"
+        preempted = [run for run in before if not run.is_live and run.sequence.finish is None]
+        assert len(preempted) == state.counters.num_preemptions - num_preemptions
+        if preempted:
+            self._check_preemption(preempted, before)
         self._check_goes_on(order)
         return plan
 
     # laws
+
+    def _check_preemption(self, preempted: list[Run], before: dict[Run, int]) -> None:
+        """before: who ran before the plan, and how many blocks each would have given back."""
+        state = self.scheduler.state
+        assert len(preempted) > 1 or before[preempted[0]] > 0, "preempted for nothing"
+        is_alone = any(sequence.blame >= BLAME_ALONE for sequence in state.suspects)
+        may_displace = state.policy.uses_priority or state.credits.is_any_silent or is_alone
+        assert may_displace or all(run in before for run in state.running), "somebody joined a plan that preempted"
 
     def _order(self) -> list[Sequence]:
         """Whom the next plan serves first, then second, and so on; nobody when it may not be made, is a suspect's

@@ -82,9 +82,10 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
 
 
 def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int) -> bool:
-    """Take from those that must give way, if that makes room at all."""
+    """Take from those that must give way, if that makes room at all; not in a plan that somebody has joined."""
     pool = state.pool
-    if not (state.policy.uses_priority or state.credits.is_any_silent) or is_copying_out(state):
+    must_somebody = state.policy.uses_priority or state.credits.is_any_silent
+    if not must_somebody or draft.has_joined or is_copying_out(state):
         return False
     yielding = [
         run

@@ -72,6 +72,32 @@ def test_a_higher_priority_takes_the_place_of_the_lowest_and_latest_running() ->
     assert rig.output("lower late") == continuation(PROMPT, 0, 20)
 
 
+def test_nobody_is_displaced_in_a_plan_that_somebody_joined() -> None:
+    """Of two that count more the first finds a place; the second takes one in the next plan, when it is its turn."""
+    rig = Rig(limits(depth=1, max_num_seqs=2), policy=priority(10**9))
+    rig.submit(submit_message("low", PROMPT, max_tokens=20))
+    rig.turns(2)
+    for name in ("first", "second"):
+        rig.submit(submit_message(name, PROMPT, max_tokens=9, priority=1, salt=name))
+    rig.turns(1)
+    assert [name for name, _ in rig.row_history[-1]] == ["low", "first"]
+    rig.turns(2)
+    assert [name for name, _ in rig.row_history[-1]] == ["first", "second"]
+    rig.run()
+
+
+def test_the_place_is_taken_in_the_plan_after_and_no_event_is_needed_for_it() -> None:
+    """One slot, nothing in flight: giving it up makes no step by itself, so that the same call plans the next."""
+    rig = Rig(limits(depth=1, max_num_seqs=1), policy=priority(10**9))
+    rig.submit(submit_message("low", PROMPT, max_tokens=20))
+    rig.turns(3)
+    rig.submit(submit_message("high", PROMPT, max_tokens=2, priority=1, salt="other"))
+    assert rig.plan() is not None
+    rig.deliver()
+    assert rig.row_history[-1] == [("high", 5)]
+    rig.run()
+
+
 @pytest.mark.parametrize(("level", "wait"), [(0, 0), (-1, 0), (1, 2000)])
 def test_nobody_makes_way_for_an_equal_a_lower_or_one_that_comes_too_late(level: int, wait: int) -> None:
     rig = Rig(limits(max_num_seqs=1), policy=priority(1000))

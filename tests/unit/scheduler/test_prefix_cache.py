@@ -8,7 +8,7 @@ import pytest
 from services.scheduler.core import prefix
 from services.wire.messages import Identity, Submit
 from tests.unit.scheduler.executor_model import continuation
-from tests.unit.scheduler.rig import Rig, limits, submit_message
+from tests.unit.scheduler.rig import Rig, Shape, limits, submit_message
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -241,6 +241,20 @@ def test_a_new_executor_begins_with_an_empty_cache() -> None:
     ask(rig, "before", tokens(9))
     rig.kill_executor()
     assert ask(rig, "after", tokens(9)) == 0
+
+
+def test_a_new_executor_may_have_blocks_of_another_size() -> None:
+    """Keys that were computed for the former size are of no use for it."""
+    rig = Rig(block_size=4)
+    prompt = tokens(24)
+    rig.submit(submit_message("a", prompt, max_tokens=9))
+    rig.turns(3)
+    rig.shape = Shape(num_blocks=64, block_size=8)
+    rig.kill_executor()
+    rig.run()
+    assert rig.output("a") == continuation(prompt, 0, 9)
+    check_entries(rig)
+    assert ask(rig, "again", prompt) == 16
 
 
 def test_a_failed_step_keeps_the_cache() -> None:

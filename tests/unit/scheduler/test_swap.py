@@ -195,9 +195,11 @@ def test_an_unreported_copy_in_returns_to_host_memory_and_comes_again() -> None:
     copy = next(copy for copy in rig.scheduler.state.copies.values() if copy.run is not None)
     assert copy.run is not None
     sequence, host_blocks = copy.run.sequence, copy.host_blocks
+    rig.scheduler.flush_cache()
     if not rig.executor.plans:
         rig.plan()
     rig.deliver(fails=True)
+    assert set(copy.device_blocks).isdisjoint(rig.scheduler.state.cache.contents()), "what they hold is unknown"
     assert sequence.swapped is not None and sequence.swapped.is_there
     assert sequence.swapped.host_blocks == host_blocks
     before = sum(count for rows in rig.row_history for _, count in rows)
