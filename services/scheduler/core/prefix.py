@@ -108,10 +108,6 @@ class PrefixCache:
                 self._forget(block)
                 self.pool.retract(block)
 
-    def forget_expected(self) -> None:
-        """Nothing is in flight any more."""
-        self._expected.clear()
-
     def flush(self) -> None:
         """Give up every block that nobody holds."""
         for block in self.pool.idle():

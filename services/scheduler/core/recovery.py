@@ -80,7 +80,6 @@ def _forget_steps(state: State) -> None:
     """Nothing is in flight any more: nobody waits for late tokens, no step is a baseline, no operation is pending."""
     state.inflight.clear()
     state.pending_ops.clear()
-    state.cache.forget_expected()
     for run in state.running:
         state.demote(run)
     state.last_rows = []

@@ -266,5 +266,5 @@ class State:
         self.tenants.leave(sequence.tenant)
         request = sequence.request
         request.num_open -= 1
-        if request.num_open == 0 and self.requests.get(request.identity.request) is request:
+        if request.num_open == 0:
             del self.requests[request.identity.request]

@@ -287,6 +287,17 @@ class Rig:
         assert not state.inflight and not state.suspects and not state.copies
         assert sorted(state.host_blocks) == list(range(self.shape.num_host_blocks)), "a host block is lost"
 
+    def until(self, is_so: Callable[[], bool], each: Callable[[], object] = lambda: None) -> int:
+        """Plan or deliver, event by event, until it is so; returns how many events it took. each: before every one."""
+        for num_events in range(2000):
+            if is_so():
+                return num_events
+            each()
+            if self.plan() is None:
+                assert self.executor.plans, "nothing to do"
+                self.deliver()
+        raise AssertionError("it never came about")
+
     def turns(self, count: int) -> None:
         """So many turns; each must have something to do."""
         for _ in range(count):

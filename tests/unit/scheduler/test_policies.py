@@ -98,6 +98,19 @@ def test_the_place_is_taken_in_the_plan_after_and_no_event_is_needed_for_it() ->
     rig.run()
 
 
+def test_who_displaces_whom() -> None:
+    """Only a higher level, and only one that goes first; an equal does not, though it is older."""
+    policy = priority(1000)
+    rig = Rig(policy=policy)
+    rig.scheduler.pause(True)
+    for name, level, now in (("old", 0, 1), ("young", 0, 500), ("high", 1, 600), ("late", 1, 2000)):
+        rig.now = now
+        rig.submit(submit_message(name, PROMPT, priority=level))
+    waiting = {sequence.key.request: sequence for sequence in rig.scheduler.state.waiting}
+    pairs = {(one, other) for one in waiting for other in waiting if policy.displaces(waiting[one], waiting[other])}
+    assert pairs == {("high", "old"), ("high", "young")}
+
+
 @pytest.mark.parametrize(("level", "wait"), [(0, 0), (-1, 0), (1, 2000)])
 def test_nobody_makes_way_for_an_equal_a_lower_or_one_that_comes_too_late(level: int, wait: int) -> None:
     rig = Rig(limits(max_num_seqs=1), policy=priority(1000))

@@ -110,9 +110,7 @@ def test_what_is_in_flight_when_a_sequence_is_preempted_is_delivered(depth: int)
     for name in ("a", "b"):
         rig.submit(submit_message(name, PROMPT, max_tokens=20, salt=name))
     state = rig.scheduler.state
-    while not state.counters.num_preemptions:
-        if rig.plan() is None:
-            rig.deliver()
+    rig.until(lambda: state.counters.num_preemptions > 0)
     (victim,) = state.waiting
     late, before = victim.late, len(rig.output("b"))
     assert 0 <= late <= depth - 1 and (late > 0 or depth == 1)

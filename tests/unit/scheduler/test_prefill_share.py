@@ -82,8 +82,7 @@ def paced(inter_token_us: int, prefill_quantum: int = 0) -> Rig:
 def test_a_step_with_decode_rows_keeps_to_its_time_while_prefill_goes_on() -> None:
     rig = paced(inter_token_us=3000)
     rig.submit(submit_message("long", tokens(200), max_tokens=1))
-    while "long" in rig.scheduler.state.requests:
-        rig.turns(1)
+    rig.until(lambda: "long" not in rig.scheduler.state.requests)
     assert rig.output("long") == continuation(tokens(200), 0, 1)
     steps = [rows for rows in rig.row_history if "long" in dict(rows)]
     durations = [PACE.fixed_us + PACE.token_us * sum(count for _, count in rows) for rows in steps]
@@ -96,8 +95,7 @@ def test_a_step_with_decode_rows_keeps_to_its_time_while_prefill_goes_on() -> No
 def test_a_target_that_cannot_be_met_leaves_prefill_its_quantum_or_one_token(quantum: int, least: int) -> None:
     rig = paced(inter_token_us=1, prefill_quantum=quantum)
     rig.submit(submit_message("long", tokens(30), max_tokens=1))
-    while "long" in rig.scheduler.state.requests:
-        rig.turns(1)
+    rig.until(lambda: "long" not in rig.scheduler.state.requests)
     assert set(chunks_of(rig, "long")[:-1]) == {least}
     assert rig.output("long") == continuation(tokens(30), 0, 1)
 
@@ -133,7 +131,7 @@ def test_endless_prefill_stops_no_decode_row() -> None:
     rig.submit(submit_message("decodes", [5], max_tokens=60))
     rig.turns(1)
     number = 0
-    while "decodes" in rig.scheduler.state.requests:
+    for _ in range(59):
         while len(rig.scheduler.state.waiting) < 3:
             rig.submit(submit_message(f"long{number}", tokens(60, seed=number), max_tokens=1))
             number += 1

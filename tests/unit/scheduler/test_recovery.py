@@ -31,9 +31,7 @@ def test_a_suspect_that_comes_back_takes_a_place_and_does_not_add_one() -> None:
     fail_twice(rig)
     for name in ("a", "b"):
         rig.submit(submit_message(name, [6], max_tokens=12, salt=name))
-    while names_running(rig) != {"a", "b"}:
-        rig.credit("g")
-        rig.turn()
+    rig.until(lambda: names_running(rig) == {"a", "b"}, lambda: rig.credit("g"))
     rig.auto_credit = True
     rig.credit("silent")
     rig.run()  # the rig holds every step against the bounds
@@ -60,10 +58,9 @@ def test_a_suspect_in_host_memory_gets_all_its_blocks_back(comes_back: str, num_
     for name in ("a", "b"):
         rig.submit(submit_message(name, [6] * 13, max_tokens=8, salt=name))
     suspect = rig.scheduler.state.requests["suspect"].sequences[0]
-    while suspect.swapped is None or (comes_back == "swapped" and names_running(rig) != {"a", "b"}):
-        rig.credit("g")
-        if rig.plan() is None:
-            rig.deliver()
+    rig.until(lambda: suspect.swapped is not None, lambda: rig.credit("g"))
+    if comes_back == "swapped":
+        rig.until(lambda: names_running(rig) == {"a", "b"}, lambda: rig.credit("g"))
     rig.auto_credit = True
     rig.credit("silent")
     rig.run()
@@ -81,6 +78,17 @@ def test_running_alone_lasts_until_the_next_token() -> None:
     first_pair = widths.index(2)
     assert {name for rows in rig.row_history[:first_pair] for name, _ in rows} == {"a", "b"}
     assert set(widths[:first_pair]) == {1}
+
+
+def test_the_third_failure_in_a_row_ends_a_sequence_and_not_the_second() -> None:
+    rig = Rig(limits(depth=1))
+    rig.submit(submit_message("a", PROMPT, max_tokens=9))
+    fail_twice(rig)
+    assert not rig.closes
+    rig.plan()
+    rig.deliver(fails=True)
+    assert rig.close_of("a").failure == FailureReason.STEP_FAILED
+    rig.assert_idle()
 
 
 def test_a_token_clears_the_blame() -> None:
@@ -127,8 +135,7 @@ def test_requests_come_and_go_while_no_executor_is_there() -> None:
     rig = Rig(limits(preemption="swap"), num_blocks=9, block_size=4, num_host_blocks=8)
     for name in ("a", "b", "c"):
         rig.submit(submit_message(name, PROMPT, max_tokens=20, salt=name))
-    while not any(s.swapped is not None and s.swapped.is_there for s in rig.scheduler.state.waiting):
-        rig.turns(1)
+    rig.until(lambda: any(s.swapped is not None and s.swapped.is_there for s in rig.scheduler.state.waiting))
     rig.lose_executor()
     assert rig.plan() is None
     rig.cancel(Identity("g", "c", 1))

@@ -32,9 +32,7 @@ def copies_of(plans: list[StepPlan], direction: CopyDirection) -> list[CopyBlock
 
 def run_until_copying(rig: Rig, direction: CopyDirection) -> None:
     """Stop at the event after which a copy is ordered and not reported."""
-    while not any(copy.direction == direction for copy in rig.scheduler.state.copies.values()):
-        if rig.plan() is None:
-            rig.deliver()
+    rig.until(lambda: any(copy.direction == direction for copy in rig.scheduler.state.copies.values()))
 
 
 def assert_outputs(rig: Rig, *names: str) -> None:
@@ -62,14 +60,12 @@ def test_blocks_on_their_way_out_are_fenced_until_they_are_reported() -> None:
     num_preemptions = state.counters.num_preemptions
     fenced = set(copy.device_blocks)
     assert fenced and set(copy.host_blocks).isdisjoint(state.host_blocks)
-    num_events = 0
-    while copy.number in state.copies:
+
+    def check() -> None:
         allocated = {block for run in state.running for block in run.blocks}
         assert allocated.isdisjoint(fenced) and state.counters.num_preemptions == num_preemptions
-        num_events += 1
-        if rig.plan() is None:
-            rig.deliver()
-    assert num_events > 1
+
+    assert rig.until(lambda: copy.number not in state.copies, check) > 1
     rig.run()
     assert_outputs(rig, *NAMES)
 
@@ -79,10 +75,11 @@ def test_what_is_on_its_way_in_is_planned_only_when_it_is_there() -> None:
     run_until_copying(rig, CopyDirection.IN)
     state = rig.scheduler.state
     run = next(run for run in state.running if run.copy is not None)
-    while run.copy is not None:
+
+    def check() -> None:
         assert not any(run in record.rows for record in state.inflight)
-        if rig.plan() is None:
-            rig.deliver()
+
+    rig.until(lambda: run.copy is None, check)
     rig.run()
     assert_outputs(rig, *NAMES)
 
@@ -156,9 +153,8 @@ def test_each_kind_of_failure_with_a_copy_under_way(how: str, direction: CopyDir
         rig.kill_executor()
         assert all(sequence.swapped is None for sequence in rig.scheduler.state.waiting)
     else:
-        while not rig.scheduler.state.inflight or not rig.scheduler.state.inflight[0].rows:
-            if rig.plan() is None:
-                rig.deliver()
+        inflight = rig.scheduler.state.inflight
+        rig.until(lambda: bool(inflight and inflight[0].rows))
         rig.deliver(fails=how == "step", poison=0 if how == "row" else None)
     if how != "row":
         assert not rig.scheduler.state.copies
@@ -181,8 +177,7 @@ def test_a_failure_after_the_sequence_of_a_copy_has_ended(how: str, direction: C
     if how == "executor":
         rig.kill_executor()
     else:
-        while not rig.executor.plans:
-            rig.plan()
+        rig.until(lambda: bool(rig.executor.plans))
         rig.deliver(fails=True)
     assert set(copy.host_blocks) <= set(rig.scheduler.state.host_blocks)
     rig.run()
@@ -264,9 +259,7 @@ def test_a_copy_costs_the_steps_that_it_outlasts(copy_lag: int) -> None:
     run_until_copying(rig, CopyDirection.OUT)
     state = rig.scheduler.state
     (copy,) = state.copies.values()
-    while copy.number in state.copies:
-        if rig.plan() is None:
-            rig.deliver()
+    rig.until(lambda: copy.number not in state.copies)
     assert state.copy_time.us_per_block == pytest.approx(copy_lag * 4000 / len(copy.host_blocks), abs=1)
     rig.run()
 
