@@ -407,9 +407,11 @@ def test_one_silent_gateway_starves_nobody() -> None:
         rig = Rig(limits(max_unread=1, max_num_seqs=max_num_seqs), num_blocks=num_blocks, block_size=4)
         rig.auto_credit = False
         for number in range(2):
-            rig.submit(submit_message(f"silent{number}", PROMPT, max_tokens=12, gateway="silent"))
+            rig.submit(submit_message(f"silent{number}", PROMPT, max_tokens=12, gateway="silent", salt=str(number)))
+        rig.credit("silent")
         while rig.turn():
             pass
+        assert len(rig.scheduler.state.running) == 2
         for number in range(3):
             rig.submit(submit_message(f"r{number}", PROMPT * 2, max_tokens=9))
         for _ in range(200):
