@@ -5,6 +5,7 @@ import pytest
 from services.scheduler.core.admission import seed_of_sample
 from services.scheduler.core.scheduler import Scheduler
 from services.wire import columns
+from services.wire.codec import encode
 from services.wire.messages import (
     FailureReason,
     FinishReason,
@@ -200,6 +201,16 @@ def test_a_steady_step_says_nothing_but_its_number() -> None:
     rig.run()
     steady = rig.plans[2]
     assert (steady.ops, steady.dropped, steady.slots, steady.host_tokens) == ((), b"", b"", b"")
+
+
+def test_a_plan_does_not_grow_with_what_has_been_generated() -> None:
+    rig = Rig(limits(depth=2), num_blocks=128, block_size=16, context_length=512)
+    for number in range(4):
+        rig.submit(submit_message(f"r{number}", PROMPT, max_tokens=400, salt=str(number)))
+    rig.run()
+    sizes = [len(encode(plan)) for plan in rig.plans]
+    steady, with_blocks = sizes[10:26], max(sizes[10:26])
+    assert min(steady) < 40 and max(sizes[-40:]) <= with_blocks + 4, "but for larger numbers in it"
 
 
 def test_first_come_first_served() -> None:
