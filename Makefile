@@ -1,7 +1,7 @@
 # The verbs of Tandem. All of them work in .venv, which they build when it is not there or out of date.
 
 PYTHON ?= python3
-# What `make serve` passes on, as in: make serve ARGS="--backend echo --listen 127.0.0.1:0"
+# What `make serve` and `make bench` pass on, as in: make serve ARGS="--backend echo --listen 127.0.0.1:0"
 ARGS ?=
 
 VENV := .venv
@@ -47,8 +47,8 @@ proto: $(STAMP)  ## generate tandem/v1 from proto/
 golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change that was meant
 	$(BIN)/python -m tests.contract.examples
 
-bench: $(STAMP)  ## measure; results go to standard output
-	$(BIN)/python -m tests.bench
+bench: $(STAMP)  ## measure; results go to standard output; ARGS="PART ..." measures only those
+	$(BIN)/python -m tests.bench $(ARGS)
 
 soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600
