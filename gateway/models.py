@@ -46,15 +46,5 @@ def _model(served: Served, limits: pb.Limits) -> pb.Model:
 
 
 def _limits(settings: GatewaySettings) -> pb.Limits:
-    return pb.Limits(
-        max_message_bytes=settings.max_message_bytes,
-        max_prompt_bytes=settings.max_prompt_bytes,
-        max_stop_strings=settings.max_stop_strings,
-        max_stop_string_chars=settings.max_stop_string_chars,
-        max_stop_token_ids=settings.max_stop_token_ids,
-        max_logprobs=settings.max_logprobs,
-        max_n=settings.max_n,
-        max_chat_messages=settings.max_chat_messages,
-        max_request_id_chars=settings.max_request_id_chars,
-        max_tenant_chars=settings.max_tenant_chars,
-    )
+    """Every bound that is advertised is the setting of the same name."""
+    return pb.Limits(**{field.name: getattr(settings, field.name) for field in pb.Limits.DESCRIPTOR.fields})

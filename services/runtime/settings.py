@@ -110,7 +110,17 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_stop_token_ids: Count = 1024
     max_logprobs: Count = 20
     max_n: Positive = 16
+    max_logit_bias: Count = 1024  # entries
+    max_allowed_token_ids: Count = 16384
+    max_bad_words: Count = 64
+    max_bad_word_chars: Positive = 128
+    max_constraint_bytes: Count = 64 * 1024  # of the source of a constraint
+    max_choices: Count = 1024  # texts of a choice
     max_chat_messages: Positive = 1024
+    max_tools: Count = 128
+    max_tool_bytes: Count = 64 * 1024  # of all tools of a request together
+    max_tool_calls: Positive = 16  # of one answer, and of one message of a conversation
+    max_cache_salt_chars: Positive = 128
     max_tokenizing: Positive = 256  # texts that wait for the tokenizer's thread
     max_request_id_chars: Positive = 128
     max_tenant_chars: Positive = 128

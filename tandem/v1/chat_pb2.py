@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/chat.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"=\n\x0b\x43hatMessage\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xe6\x02\n\x0b\x43hatRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x01\x88\x01\x01\x12(\n\x08messages\x18\x03 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x02\x88\x01\x01\x12*\n\x08stopping\x18\x05 \x01(\x0b\x32\x13.tandem.v1.StoppingH\x03\x88\x01\x01\x12&\n\x06output\x18\x06 \x01(\x0b\x32\x11.tandem.v1.OutputH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x05\x88\x01\x01\x12\x13\n\x06tenant\x18\x08 \x01(\tH\x06\x88\x01\x01\x42\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\t\n\x07_outputB\x0b\n\t_priorityB\t\n\x07_tenant\"\xa6\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x16.tandem.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12!\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Finish\"\x9e\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x15.tandem.v1.ChatChoice\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x04\";\n\tChatDelta\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xdb\x02\n\tChatChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12#\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x14.tandem.v1.ChatDelta\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FinishH\x00\x88\x01\x01\x12$\n\x05usage\x18\x08 \x01(\x0b\x32\x10.tandem.v1.UsageH\x01\x88\x01\x01\x12(\n\x07timings\x18\t \x01(\x0b\x32\x12.tandem.v1.TimingsH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x42\t\n\x07_finishB\x08\n\x06_usageB\n\n\x08_timingsB\x07\n\x05_seed*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x32\x84\x01\n\x0b\x43hatService\x12\x37\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x17.tandem.v1.ChatResponse\x12<\n\nStreamChat\x12\x16.tandem.v1.ChatRequest\x1a\x14.tandem.v1.ChatChunk0\x01\x42\x38\n\ttandem.v1B\tChatProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14tandem/v1/chat.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x92\x01\n\x0b\x43hatMessage\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\'\n\ntool_calls\x18\x03 \x03(\x0b\x32\x13.tandem.v1.ToolCall\x12\x19\n\x0ctool_call_id\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x0f\n\r_tool_call_id\"f\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nparameters\x18\x03 \x01(\tH\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\r\n\x0b_parameters\"7\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x11\n\targuments\x18\x03 \x01(\t\"K\n\nToolChoice\x12#\n\x04mode\x18\x01 \x01(\x0e\x32\x13.tandem.v1.ToolModeH\x00\x12\x0e\n\x04name\x18\x02 \x01(\tH\x00\x42\x08\n\x06\x63hoice\"\x91\x05\n\x0b\x43hatRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x01\x88\x01\x01\x12(\n\x08messages\x18\x03 \x03(\x0b\x32\x16.tandem.v1.ChatMessage\x12*\n\x08sampling\x18\x04 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x02\x88\x01\x01\x12*\n\x08stopping\x18\x05 \x01(\x0b\x32\x13.tandem.v1.StoppingH\x03\x88\x01\x01\x12&\n\x06output\x18\x06 \x01(\x0b\x32\x11.tandem.v1.OutputH\x04\x88\x01\x01\x12\x15\n\x08priority\x18\x07 \x01(\x05H\x05\x88\x01\x01\x12\x13\n\x06tenant\x18\x08 \x01(\tH\x06\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\t \x01(\rH\x07\x88\x01\x01\x12\x17\n\ntimeout_ms\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0b \x01(\tH\t\x88\x01\x01\x12\x1e\n\x05tools\x18\x0c \x03(\x0b\x32\x0f.tandem.v1.Tool\x12/\n\x0btool_choice\x18\r \x01(\x0b\x32\x15.tandem.v1.ToolChoiceH\n\x88\x01\x01\x12 \n\x13parallel_tool_calls\x18\x0e \x01(\x08H\x0b\x88\x01\x01\x42\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\t\n\x07_outputB\x0b\n\t_priorityB\t\n\x07_tenantB\x19\n\x17_truncate_prompt_tokensB\r\n\x0b_timeout_msB\r\n\x0b_cache_saltB\x0e\n\x0c_tool_choiceB\x16\n\x14_parallel_tool_calls\"\xa6\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x16.tandem.v1.ChatMessage\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12!\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Finish\"\xd1\x01\n\x0c\x43hatResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12&\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x15.tandem.v1.ChatChoice\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"K\n\rToolCallDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x11\n\targuments\x18\x04 \x01(\t\"i\n\tChatDelta\x12\x1d\n\x04role\x18\x01 \x01(\x0e\x32\x0f.tandem.v1.Role\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12,\n\ntool_calls\x18\x03 \x03(\x0b\x32\x18.tandem.v1.ToolCallDelta\"\x8e\x03\n\tChatChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12#\n\x05\x64\x65lta\x18\x03 \x01(\x0b\x32\x14.tandem.v1.ChatDelta\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FinishH\x00\x88\x01\x01\x12$\n\x05usage\x18\x08 \x01(\x0b\x32\x10.tandem.v1.UsageH\x01\x88\x01\x01\x12(\n\x07timings\x18\t \x01(\x0b\x32\x12.tandem.v1.TimingsH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x12\x31\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x18.tandem.v1.TokenLogprobsB\t\n\x07_finishB\x08\n\x06_usageB\n\n\x08_timingsB\x07\n\x05_seed*_\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\r\n\tROLE_USER\x10\x02\x12\x12\n\x0eROLE_ASSISTANT\x10\x03\x12\r\n\tROLE_TOOL\x10\x04*e\n\x08ToolMode\x12\x19\n\x15TOOL_MODE_UNSPECIFIED\x10\x00\x12\x12\n\x0eTOOL_MODE_AUTO\x10\x01\x12\x12\n\x0eTOOL_MODE_NONE\x10\x02\x12\x16\n\x12TOOL_MODE_REQUIRED\x10\x03\x32\x84\x01\n\x0b\x43hatService\x12\x37\n\x04\x43hat\x12\x16.tandem.v1.ChatRequest\x1a\x17.tandem.v1.ChatResponse\x12<\n\nStreamChat\x12\x16.tandem.v1.ChatRequest\x1a\x14.tandem.v1.ChatChunk0\x01\x42\x38\n\ttandem.v1B\tChatProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,20 +33,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.chat_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\ttandem.v1B\tChatProtoP\001Z\022tandem/v1;tandemv1\252\002\tTandem.V1'
-  _globals['_ROLE']._serialized_start=1224
-  _globals['_ROLE']._serialized_end=1304
-  _globals['_CHATMESSAGE']._serialized_start=59
-  _globals['_CHATMESSAGE']._serialized_end=120
-  _globals['_CHATREQUEST']._serialized_start=123
-  _globals['_CHATREQUEST']._serialized_end=481
-  _globals['_CHATCHOICE']._serialized_start=484
-  _globals['_CHATCHOICE']._serialized_end=650
-  _globals['_CHATRESPONSE']._serialized_start=653
-  _globals['_CHATRESPONSE']._serialized_end=811
-  _globals['_CHATDELTA']._serialized_start=813
-  _globals['_CHATDELTA']._serialized_end=872
-  _globals['_CHATCHUNK']._serialized_start=875
-  _globals['_CHATCHUNK']._serialized_end=1222
-  _globals['_CHATSERVICE']._serialized_start=1307
-  _globals['_CHATSERVICE']._serialized_end=1439
+  _globals['_ROLE']._serialized_start=2072
+  _globals['_ROLE']._serialized_end=2167
+  _globals['_TOOLMODE']._serialized_start=2169
+  _globals['_TOOLMODE']._serialized_end=2270
+  _globals['_CHATMESSAGE']._serialized_start=60
+  _globals['_CHATMESSAGE']._serialized_end=206
+  _globals['_TOOL']._serialized_start=208
+  _globals['_TOOL']._serialized_end=310
+  _globals['_TOOLCALL']._serialized_start=312
+  _globals['_TOOLCALL']._serialized_end=367
+  _globals['_TOOLCHOICE']._serialized_start=369
+  _globals['_TOOLCHOICE']._serialized_end=444
+  _globals['_CHATREQUEST']._serialized_start=447
+  _globals['_CHATREQUEST']._serialized_end=1104
+  _globals['_CHATCHOICE']._serialized_start=1107
+  _globals['_CHATCHOICE']._serialized_end=1273
+  _globals['_CHATRESPONSE']._serialized_start=1276
+  _globals['_CHATRESPONSE']._serialized_end=1485
+  _globals['_TOOLCALLDELTA']._serialized_start=1487
+  _globals['_TOOLCALLDELTA']._serialized_end=1562
+  _globals['_CHATDELTA']._serialized_start=1564
+  _globals['_CHATDELTA']._serialized_end=1669
+  _globals['_CHATCHUNK']._serialized_start=1672
+  _globals['_CHATCHUNK']._serialized_end=2070
+  _globals['_CHATSERVICE']._serialized_start=2273
+  _globals['_CHATSERVICE']._serialized_end=2405
 # @@protoc_insertion_point(module_scope)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"\xc0\x01\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x05\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_n\"\xd4\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x19\n\x0cinclude_stop\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0f\n\r_include_stop\"\x9a\x01\n\x06Output\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10return_token_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x42\x0b\n\t_logprobsB\x13\n\x11_return_token_idsB\x16\n\x14_skip_special_tokens\"`\n\x06\x46inish\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched\"d\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\r\n\x03raw\x18\x05 \x01(\x0cH\x00\x42\x07\n\x05piece\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.tandem.v1.Candidate\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.tandem.v1.Candidate\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x04 \x01(\r\"c\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x0e\n\x06\x65\x32\x65_ms\x18\x05 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x42:\n\ttandem.v1B\x0b\x43ommonProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/v1/common.proto\x12\ttandem.v1\"\x80\x05\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x03\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x04\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x05\x88\x01\x01\x12\x0e\n\x01n\x18\x06 \x01(\rH\x06\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x07\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x01H\x08\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\t \x01(\x01H\t\x88\x01\x01\x12\x36\n\nlogit_bias\x18\n \x03(\x0b\x32\".tandem.v1.Sampling.LogitBiasEntry\x12\x19\n\x11\x61llowed_token_ids\x18\x0b \x03(\r\x12\x11\n\tbad_words\x18\x0c \x03(\t\x12\x15\n\x0bjson_schema\x18\r \x01(\tH\x00\x12\x15\n\x0bjson_object\x18\x0e \x01(\x08H\x00\x12\x0f\n\x05regex\x18\x0f \x01(\tH\x00\x12$\n\x06\x63hoice\x18\x10 \x01(\x0b\x32\x12.tandem.v1.ChoicesH\x00\x12\x11\n\x07grammar\x18\x11 \x01(\tH\x00\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0c\n\nconstraintB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x04\n\x02_nB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penalty\"\x18\n\x07\x43hoices\x12\r\n\x05texts\x18\x01 \x03(\t\"\xd4\x01\n\x08Stopping\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x03 \x03(\t\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\r\x12\x17\n\nignore_eos\x18\x05 \x01(\x08H\x02\x88\x01\x01\x12\x19\n\x0cinclude_stop\x18\x06 \x01(\x08H\x03\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x0f\n\r_include_stop\"\xe8\x01\n\x06Output\x12\x15\n\x08logprobs\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1d\n\x10return_token_ids\x18\x02 \x01(\x08H\x01\x88\x01\x01\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x02\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x04 \x01(\rH\x03\x88\x01\x01\x12\x11\n\x04\x65\x63ho\x18\x05 \x01(\x08H\x04\x88\x01\x01\x42\x0b\n\t_logprobsB\x13\n\x11_return_token_idsB\x16\n\x14_skip_special_tokensB\x12\n\x10_prompt_logprobsB\x07\n\x05_echo\"`\n\x06\x46inish\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.tandem.v1.FinishReason\x12\x0e\n\x04stop\x18\x02 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x03 \x01(\rH\x00\x42\t\n\x07matched\"d\n\tCandidate\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12\r\n\x03raw\x18\x05 \x01(\x0cH\x00\x42\x07\n\x05piece\"X\n\rTokenLogprobs\x12$\n\x06\x63hosen\x18\x01 \x01(\x0b\x32\x14.tandem.v1.Candidate\x12!\n\x03top\x18\x02 \x03(\x0b\x32\x14.tandem.v1.Candidate\"f\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r\x12\x14\n\x0ctotal_tokens\x18\x04 \x01(\r\"c\n\x07Timings\x12\x10\n\x08queue_ms\x18\x01 \x01(\x01\x12\x12\n\nprefill_ms\x18\x02 \x01(\x01\x12\x0f\n\x07ttft_ms\x18\x03 \x01(\x01\x12\x11\n\tdecode_ms\x18\x04 \x01(\x01\x12\x0e\n\x06\x65\x32\x65_ms\x18\x05 \x01(\x01\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r*}\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x42:\n\ttandem.v1B\x0b\x43ommonProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,24 +32,30 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.v1.common_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\ttandem.v1B\013CommonProtoP\001Z\022tandem/v1;tandemv1\252\002\tTandem.V1'
-  _globals['_FINISHREASON']._serialized_start=1124
-  _globals['_FINISHREASON']._serialized_end=1219
+  _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_FINISHREASON']._serialized_start=1676
+  _globals['_FINISHREASON']._serialized_end=1801
   _globals['_SAMPLING']._serialized_start=38
-  _globals['_SAMPLING']._serialized_end=230
-  _globals['_STOPPING']._serialized_start=233
-  _globals['_STOPPING']._serialized_end=445
-  _globals['_OUTPUT']._serialized_start=448
-  _globals['_OUTPUT']._serialized_end=602
-  _globals['_FINISH']._serialized_start=604
-  _globals['_FINISH']._serialized_end=700
-  _globals['_CANDIDATE']._serialized_start=702
-  _globals['_CANDIDATE']._serialized_end=802
-  _globals['_TOKENLOGPROBS']._serialized_start=804
-  _globals['_TOKENLOGPROBS']._serialized_end=892
-  _globals['_USAGE']._serialized_start=894
-  _globals['_USAGE']._serialized_end=996
-  _globals['_TIMINGS']._serialized_start=998
-  _globals['_TIMINGS']._serialized_end=1097
-  _globals['_TOKENIDS']._serialized_start=1099
-  _globals['_TOKENIDS']._serialized_end=1122
+  _globals['_SAMPLING']._serialized_end=678
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=489
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=537
+  _globals['_CHOICES']._serialized_start=680
+  _globals['_CHOICES']._serialized_end=704
+  _globals['_STOPPING']._serialized_start=707
+  _globals['_STOPPING']._serialized_end=919
+  _globals['_OUTPUT']._serialized_start=922
+  _globals['_OUTPUT']._serialized_end=1154
+  _globals['_FINISH']._serialized_start=1156
+  _globals['_FINISH']._serialized_end=1252
+  _globals['_CANDIDATE']._serialized_start=1254
+  _globals['_CANDIDATE']._serialized_end=1354
+  _globals['_TOKENLOGPROBS']._serialized_start=1356
+  _globals['_TOKENLOGPROBS']._serialized_end=1444
+  _globals['_USAGE']._serialized_start=1446
+  _globals['_USAGE']._serialized_end=1548
+  _globals['_TIMINGS']._serialized_start=1550
+  _globals['_TIMINGS']._serialized_end=1649
+  _globals['_TOKENIDS']._serialized_start=1651
+  _globals['_TOKENIDS']._serialized_end=1674
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.v1 import common_pb2 as tandem_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x84\x03\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x03\x88\x01\x01\x12*\n\x08stopping\x18\x06 \x01(\x0b\x32\x13.tandem.v1.StoppingH\x04\x88\x01\x01\x12&\n\x06output\x18\x07 \x01(\x0b\x32\x11.tandem.v1.OutputH\x05\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x06\x88\x01\x01\x12\x13\n\x06tenant\x18\t \x01(\tH\x07\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\t\n\x07_outputB\x0b\n\t_priorityB\t\n\x07_tenant\"\x8b\x01\n\nCompletion\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12!\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Finish\"\xa6\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Completion\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x04\"\xc8\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FinishH\x00\x88\x01\x01\x12$\n\x05usage\x18\x08 \x01(\x0b\x32\x10.tandem.v1.UsageH\x01\x88\x01\x01\x12(\n\x07timings\x18\t \x01(\x0b\x32\x12.tandem.v1.TimingsH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x42\t\n\x07_finishB\x08\n\x06_usageB\n\n\x08_timingsB\x07\n\x05_seed\"k\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\rparse_special\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x10\n\x0e_parse_special\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xb1\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12H\n\x0eStreamGenerate\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x12\x43\n\x08Tokenize\x12\x1a.tandem.v1.TokenizeRequest\x1a\x1b.tandem.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.tandem.v1.DetokenizeRequest\x1a\x1d.tandem.v1.DetokenizeResponseB=\n\ttandem.v1B\x0eInferenceProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19tandem/v1/inference.proto\x12\ttandem.v1\x1a\x16tandem/v1/common.proto\"\x94\x04\n\x0fGenerateRequest\x12\x17\n\nrequest_id\x18\x01 \x01(\tH\x01\x88\x01\x01\x12\x12\n\x05model\x18\x02 \x01(\tH\x02\x88\x01\x01\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12(\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x13.tandem.v1.TokenIdsH\x00\x12*\n\x08sampling\x18\x05 \x01(\x0b\x32\x13.tandem.v1.SamplingH\x03\x88\x01\x01\x12*\n\x08stopping\x18\x06 \x01(\x0b\x32\x13.tandem.v1.StoppingH\x04\x88\x01\x01\x12&\n\x06output\x18\x07 \x01(\x0b\x32\x11.tandem.v1.OutputH\x05\x88\x01\x01\x12\x15\n\x08priority\x18\x08 \x01(\x05H\x06\x88\x01\x01\x12\x13\n\x06tenant\x18\t \x01(\tH\x07\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\ntimeout_ms\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x17\n\ncache_salt\x18\x0c \x01(\tH\n\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_request_idB\x08\n\x06_modelB\x0b\n\t_samplingB\x0b\n\t_stoppingB\t\n\x07_outputB\x0b\n\t_priorityB\t\n\x07_tenantB\x19\n\x17_truncate_prompt_tokensB\r\n\x0b_timeout_msB\r\n\x0b_cache_salt\"\x8b\x01\n\nCompletion\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12*\n\x08logprobs\x18\x04 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12!\n\x06\x66inish\x18\x05 \x01(\x0b\x32\x11.tandem.v1.Finish\"\xd9\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12*\n\x0b\x63ompletions\x18\x02 \x03(\x0b\x32\x15.tandem.v1.Completion\x12\x1f\n\x05usage\x18\x03 \x01(\x0b\x32\x10.tandem.v1.Usage\x12#\n\x07timings\x18\x04 \x01(\x0b\x32\x12.tandem.v1.Timings\x12\x0c\n\x04seed\x18\x05 \x01(\x04\x12\x31\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\"\xfb\x02\n\rGenerateChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TokenLogprobs\x12&\n\x06\x66inish\x18\x07 \x01(\x0b\x32\x11.tandem.v1.FinishH\x00\x88\x01\x01\x12$\n\x05usage\x18\x08 \x01(\x0b\x32\x10.tandem.v1.UsageH\x01\x88\x01\x01\x12(\n\x07timings\x18\t \x01(\x0b\x32\x12.tandem.v1.TimingsH\x02\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x04H\x03\x88\x01\x01\x12\x31\n\x0fprompt_logprobs\x18\x0b \x03(\x0b\x32\x18.tandem.v1.TokenLogprobsB\t\n\x07_finishB\x08\n\x06_usageB\n\n\x08_timingsB\x07\n\x05_seed\"k\n\x0fTokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x1a\n\rparse_special\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x10\n\x0e_parse_special\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"~\n\x11\x44\x65tokenizeRequest\x12\x12\n\x05model\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12 \n\x13skip_special_tokens\x18\x03 \x01(\x08H\x01\x88\x01\x01\x42\x08\n\x06_modelB\x16\n\x14_skip_special_tokens\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t2\xb1\x02\n\x10InferenceService\x12\x43\n\x08Generate\x12\x1a.tandem.v1.GenerateRequest\x1a\x1b.tandem.v1.GenerateResponse\x12H\n\x0eStreamGenerate\x12\x1a.tandem.v1.GenerateRequest\x1a\x18.tandem.v1.GenerateChunk0\x01\x12\x43\n\x08Tokenize\x12\x1a.tandem.v1.TokenizeRequest\x1a\x1b.tandem.v1.TokenizeResponse\x12I\n\nDetokenize\x12\x1c.tandem.v1.DetokenizeRequest\x1a\x1d.tandem.v1.DetokenizeResponseB=\n\ttandem.v1B\x0eInferenceProtoP\x01Z\x12tandem/v1;tandemv1\xaa\x02\tTandem.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,21 +34,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\ttandem.v1B\016InferenceProtoP\001Z\022tandem/v1;tandemv1\252\002\tTandem.V1'
   _globals['_GENERATEREQUEST']._serialized_start=65
-  _globals['_GENERATEREQUEST']._serialized_end=453
-  _globals['_COMPLETION']._serialized_start=456
-  _globals['_COMPLETION']._serialized_end=595
-  _globals['_GENERATERESPONSE']._serialized_start=598
-  _globals['_GENERATERESPONSE']._serialized_end=764
-  _globals['_GENERATECHUNK']._serialized_start=767
-  _globals['_GENERATECHUNK']._serialized_end=1095
-  _globals['_TOKENIZEREQUEST']._serialized_start=1097
-  _globals['_TOKENIZEREQUEST']._serialized_end=1204
-  _globals['_TOKENIZERESPONSE']._serialized_start=1206
-  _globals['_TOKENIZERESPONSE']._serialized_end=1243
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1245
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1371
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1373
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1407
-  _globals['_INFERENCESERVICE']._serialized_start=1410
-  _globals['_INFERENCESERVICE']._serialized_end=1715
+  _globals['_GENERATEREQUEST']._serialized_end=597
+  _globals['_COMPLETION']._serialized_start=600
+  _globals['_COMPLETION']._serialized_end=739
+  _globals['_GENERATERESPONSE']._serialized_start=742
+  _globals['_GENERATERESPONSE']._serialized_end=959
+  _globals['_GENERATECHUNK']._serialized_start=962
+  _globals['_GENERATECHUNK']._serialized_end=1341
+  _globals['_TOKENIZEREQUEST']._serialized_start=1343
+  _globals['_TOKENIZEREQUEST']._serialized_end=1450
+  _globals['_TOKENIZERESPONSE']._serialized_start=1452
+  _globals['_TOKENIZERESPONSE']._serialized_end=1489
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1491
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1617
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1619
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1653
+  _globals['_INFERENCESERVICE']._serialized_start=1656
+  _globals['_INFERENCESERVICE']._serialized_end=1961
 # @@protoc_insertion_point(module_scope)

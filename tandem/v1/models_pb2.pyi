@@ -61,7 +61,7 @@ class Model(_message.Message):
     def __init__(self, name: _Optional[str] = ..., context_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., backend: _Optional[str] = ..., dtype: _Optional[str] = ..., num_parameters: _Optional[int] = ..., kv_bytes_per_token: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., kv_capacity_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., has_chat_template: _Optional[bool] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_prompt_bytes", "max_stop_strings", "max_stop_string_chars", "max_stop_token_ids", "max_logprobs", "max_n", "max_chat_messages", "max_request_id_chars", "max_tenant_chars")
+    __slots__ = ("max_message_bytes", "max_prompt_bytes", "max_stop_strings", "max_stop_string_chars", "max_stop_token_ids", "max_logprobs", "max_n", "max_chat_messages", "max_request_id_chars", "max_tenant_chars", "max_logit_bias", "max_allowed_token_ids", "max_bad_words", "max_bad_word_chars", "max_constraint_bytes", "max_choices", "max_tools", "max_tool_bytes", "max_tool_calls", "max_cache_salt_chars")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_PROMPT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_STOP_STRINGS_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,16 @@ class Limits(_message.Message):
     MAX_CHAT_MESSAGES_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_ID_CHARS_FIELD_NUMBER: _ClassVar[int]
     MAX_TENANT_CHARS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORD_CHARS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONSTRAINT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOOL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CACHE_SALT_CHARS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_prompt_bytes: int
     max_stop_strings: int
@@ -82,4 +92,14 @@ class Limits(_message.Message):
     max_chat_messages: int
     max_request_id_chars: int
     max_tenant_chars: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_string_chars: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_n: _Optional[int] = ..., max_chat_messages: _Optional[int] = ..., max_request_id_chars: _Optional[int] = ..., max_tenant_chars: _Optional[int] = ...) -> None: ...
+    max_logit_bias: int
+    max_allowed_token_ids: int
+    max_bad_words: int
+    max_bad_word_chars: int
+    max_constraint_bytes: int
+    max_choices: int
+    max_tools: int
+    max_tool_bytes: int
+    max_tool_calls: int
+    max_cache_salt_chars: int
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_prompt_bytes: _Optional[int] = ..., max_stop_strings: _Optional[int] = ..., max_stop_string_chars: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logprobs: _Optional[int] = ..., max_n: _Optional[int] = ..., max_chat_messages: _Optional[int] = ..., max_request_id_chars: _Optional[int] = ..., max_tenant_chars: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_bad_word_chars: _Optional[int] = ..., max_constraint_bytes: _Optional[int] = ..., max_choices: _Optional[int] = ..., max_tools: _Optional[int] = ..., max_tool_bytes: _Optional[int] = ..., max_tool_calls: _Optional[int] = ..., max_cache_salt_chars: _Optional[int] = ...) -> None: ...
