@@ -5,7 +5,7 @@ fails that step; after a failure the epoch is over and `begin_epoch` comes next.
 Unsupported, which fails that slot's rows and nothing else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ class Outcome:
     prompt_logprobs: Logprobs | None = None
     copies_done: tuple[int, ...] = ()
     ran: tuple[int, int] | None = None
+    stuck: I64 = field(default_factory=lambda: NO_ROWS)  # indices into the rows: no token was left that may be drawn
 
 
 class Backend(Protocol):

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 
 from services.executor.backend import Backend, Outcome, Unsupported
-from services.executor.batch import StepBatch
+from services.executor.batch import I64, StepBatch
 from services.executor.capacity import Capacity
 from services.executor.rows import PlanDecoder
 from services.executor.slots import PlanError
@@ -165,10 +165,8 @@ class Engine:
         t_launched, t_done = outcome.ran or (launched_ns, self._now_ns())
         n_out = np.zeros(batch.num_rows, np.int32)
         n_out[batch.sampling_rows] = 1
-        for row in outcome.poisoned.tolist():
-            slot = int(batch.slots[row])
-            if slot not in self._failed_slots:
-                self._fail_slot(slot, FailureReason.POISONED_ROW, f"step {batch.step}: the logits were not finite")
+        self._fail_rows(batch, outcome.poisoned, FailureReason.POISONED_ROW, "the logits were not finite")
+        self._fail_rows(batch, outcome.stuck, FailureReason.CONSTRAINT_FAILED, "no token may follow")
         failed_rows = self._failed_rows(batch) if self._failed_slots else ()
         if failed_rows:
             n_out[[failed.row for failed in failed_rows]] = 0
@@ -187,6 +185,12 @@ class Engine:
             t_launched=t_launched,
             t_done=t_done,
         )
+
+    def _fail_rows(self, batch: StepBatch, rows: I64, reason: FailureReason, why: str) -> None:
+        """The generations of these rows are over, unless they were before."""
+        for slot in batch.slots[rows].tolist():
+            if slot not in self._failed_slots:
+                self._fail_slot(slot, reason, f"step {batch.step}: {why}")
 
     def _failed_rows(self, batch: StepBatch) -> tuple[FailedRow, ...]:
         """The rows of slots that have failed, now or in an earlier step of the same generation."""

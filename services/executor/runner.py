@@ -12,13 +12,13 @@ from torch import Tensor
 
 from services.executor.attention import Attention
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
-from services.executor.batch import StepBatch
+from services.executor.batch import Mask, StepBatch
 from services.executor.capacity import Capacity
 from services.executor.kv_cache import KvCache
 from services.executor.logprobs import Report, join, report
 from services.executor.model import StepInputs
 from services.executor.prompt_logprobs import PromptScorer
-from services.executor.sampler import sample
+from services.executor.sampler import Sampled, sample
 from services.executor.sampling_state import NONE_WANTED, SamplingState
 from services.wire.messages import CopyBlocks, CopyDirection, SlotInit
 
@@ -95,13 +95,15 @@ class TorchBackend(Generic[P]):
         logits = self._model.logits(hidden.index_select(0, last))
         # A sum over the vocabulary is finite only if every logit is.
         is_finite = torch.isfinite(logits.sum(-1))
-        tokens = self._sample(batch, logits, is_finite)
+        sampled = self._sample(batch, logits, is_finite)
+        is_good = is_finite.numpy() & ~sampled.stuck
         return Outcome(
-            tokens=tokens.numpy().astype(np.int32),
+            tokens=sampled.tokens.numpy().astype(np.int32),
             poisoned=batch.sampling_rows[~is_finite.numpy()],
-            logprobs=join(self._reports(batch, logits, tokens, is_finite)),
+            logprobs=join(self._reports(batch, logits, sampled.tokens, is_good)),
             prompt_logprobs=prompt_logprobs,
             copies_done=copies_done,
+            stuck=batch.sampling_rows[is_finite.numpy() & sampled.stuck],
         )
 
     def _inputs(self, batch: StepBatch) -> StepInputs[P]:
@@ -125,18 +127,18 @@ class TorchBackend(Generic[P]):
             ),
         )
 
-    def _sample(self, batch: StepBatch, logits: Tensor, is_finite: Tensor) -> Tensor:
+    def _sample(self, batch: StepBatch, logits: Tensor, is_finite: Tensor) -> Sampled:
         """The token of each sampling row; the next step reads it as its input. Where not finite it means nothing."""
         if not bool(is_finite.all()):
             logits.masked_fill_(~is_finite[:, None], 0.0)
         slots = batch.slots[batch.sampling_rows]
-        tokens = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
-        self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), tokens)
-        return tokens
+        sampled = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
+        self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), sampled.tokens)
+        return sampled
 
-    def _reports(self, batch: StepBatch, logits: Tensor, tokens: Tensor, is_finite: Tensor) -> list[Report]:
+    def _reports(self, batch: StepBatch, logits: Tensor, tokens: Tensor, is_good: Mask) -> list[Report]:
         wanted = self._sampling.logprobs[batch.slots[batch.sampling_rows]]
-        chosen = np.flatnonzero((wanted != NONE_WANTED) & is_finite.numpy())
+        chosen = np.flatnonzero((wanted != NONE_WANTED) & is_good)
         if not len(chosen):
             return []
         index = torch.from_numpy(chosen)

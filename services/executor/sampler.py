@@ -6,12 +6,15 @@ uniform number (draws.py): a row's draw depends on its own logits, seed and outp
 float64, for in float32 no token rarer than 6e-8 could be drawn late in the vocabulary.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.batch import I64
+from services.executor.batch import I64, Mask
 from services.executor.draws import uniforms
+from services.executor.masks import TokenMasks
 from services.executor.sampling_state import SamplingRows
 from services.executor.truncation import truncate
 
@@ -21,9 +24,25 @@ _MIN_TEMPERATURE = 1e-30
 _ROWS_AT_ONCE = 32
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """logits [rows, vocab], finite -> token ids [rows]. The logits are left as they are."""
-    scores = _mask(logits, rows)
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """tokens: [rows] int64. stuck: [rows] whether nothing was left to draw; such a row's token means nothing."""
+
+    tokens: Tensor
+    stuck: Mask
+
+
+def sample(logits: Tensor, rows: SamplingRows, masks: TokenMasks | None = None) -> Sampled:
+    """logits [rows, vocab], finite -> one token a row. The logits are left as they are."""
+    scores = _mask(logits, rows, masks)
+    stuck: Mask = np.zeros(len(scores), np.bool_)
+    if masks is not None:
+        stuck[masks.rows] = (scores[torch.from_numpy(masks.rows)].amax(-1) == float("-inf")).numpy()
+        scores[torch.from_numpy(stuck)] = 0.0
+    return Sampled(_choose(scores, rows), stuck)
+
+
+def _choose(scores: Tensor, rows: SamplingRows) -> Tensor:
     drawn = np.flatnonzero(rows.temperature > 0)
     if len(drawn) == 0:
         return scores.argmax(-1)
@@ -35,11 +54,15 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return tokens
 
 
-def _mask(logits: Tensor, rows: SamplingRows) -> Tensor:
+def _mask(logits: Tensor, rows: SamplingRows, masks: TokenMasks | None) -> Tensor:
     """What may not be drawn becomes minus infinity, in a copy. Penalties and biases belong here too."""
-    if not rows.masked:
+    if not rows.masked and masks is None:
         return logits
     scores = logits.clone()
+    if masks is not None:
+        scores[torch.from_numpy(masks.rows)] = scores[torch.from_numpy(masks.rows)].masked_fill_(
+            ~torch.from_numpy(masks.allowed(scores.shape[1])), float("-inf")
+        )
     for row, token_ids in rows.masked.items():
         scores[row].index_fill_(0, torch.from_numpy(token_ids), float("-inf"))
     return scores

@@ -34,6 +34,7 @@ class Ordered:
         self.capacity: Capacity = small_capacity()
         self.error: Exception | None = None
         self.poison: list[int] = []  # rows of the next step
+        self.stuck: list[int] = []
         self.failed_slots: list[int] = []
         self.steps: list[int] = []
         self.num_epochs = 0
@@ -56,8 +57,9 @@ class Ordered:
         if self.error is not None:
             raise self.error
         poisoned = np.array(self.poison, np.int64) if self.poison else NO_ROWS
-        self.poison = []
-        return Outcome(batch.slots[batch.sampling_rows] + np.int32(100 * batch.step), poisoned)
+        stuck = np.array(self.stuck, np.int64) if self.stuck else NO_ROWS
+        self.poison, self.stuck = [], []
+        return Outcome(batch.slots[batch.sampling_rows] + np.int32(100 * batch.step), poisoned, stuck=stuck)
 
 
 TWO_SLOTS: list[Op] = [init(1, 2), init(2, 3), append(1, [1, 2, 3]), append(2, [4, 5])]
@@ -180,6 +182,17 @@ def test_a_poisoned_row_fails_alone_and_so_do_its_later_rows() -> None:
     later = driver.run([], [Row(2, 4), Row(1, 3)])
     assert tokens_of(later) == [302]
     assert later.failed_rows == (FailedRow(1, FailureReason.POISONED_ROW, failure.detail),)
+
+
+def test_a_row_without_a_token_to_draw_fails_alone_as_a_dead_end() -> None:
+    backend = Ordered()
+    driver = Driver(backend)
+    driver.run(TWO_SLOTS, [Row(1, 0, [5, 6]), Row(2, 0, [7, 8, 9])])
+    backend.stuck = [1]
+    result = driver.carry()
+    assert tokens_of(result) == [201]
+    assert result.failed_rows == (FailedRow(1, FailureReason.CONSTRAINT_FAILED, "step 2: no token may follow"),)
+    assert backend.failed_slots == [2]
 
 
 def test_another_generation_of_a_failed_slot_is_healthy() -> None:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from services.executor.backend import Unsupported
+from services.executor.masks import TokenMasks, num_words
 from services.executor.sampler import sample
-from services.executor.sampling_state import SamplingState
+from services.executor.sampling_state import SamplingRows, SamplingState
 from services.wire import columns
 from services.wire.messages import Constraint, ConstraintKind, Sampling
 from tests.unit.executor.fake_model import fake_backend
@@ -22,7 +23,7 @@ def draw(logits: Tensor, samplings: list[Sampling], seeds: list[int], outputs: l
     for slot, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True), 1):
         state.init(init(slot, 1, sampling, seed))
     slots = np.arange(1, len(samplings) + 1, dtype=np.int32)
-    return sample(logits, state.rows(slots, np.array(outputs, np.int32) + 1)).tolist()
+    return sample(logits, state.rows(slots, np.array(outputs, np.int32) + 1)).tokens.tolist()
 
 
 def random_logits(num_rows: int, seed: int = 0) -> Tensor:
@@ -149,6 +150,45 @@ def test_stop_tokens_are_masked_until_min_tokens_are_drawn(temperature: float, c
 
 def test_without_stop_tokens_nothing_is_masked() -> None:
     assert outputs_with(Sampling(temperature=0.0, min_tokens=3), 5) == [EOS] * 5
+
+
+# Masks of structured output ----------------------------------------------------------------------------------------
+
+
+def masks_of(allowed: dict[int, list[int]], vocab_size: int) -> TokenMasks:
+    bits = np.zeros((len(allowed), num_words(vocab_size)), np.uint32)
+    for index, token_ids in enumerate(allowed.values()):
+        for token in token_ids:
+            bits[index, token // 32] |= np.uint32(1 << token % 32)
+    return TokenMasks(np.array(list(allowed), np.int64), bits.view(np.int32))
+
+
+def rows_of(samplings: list[Sampling]) -> SamplingRows:
+    state = SamplingState(len(samplings) + 1)
+    for slot, sampling in enumerate(samplings, 1):
+        state.init(init(slot, 1, sampling, slot))
+    return state.rows(np.arange(1, len(samplings) + 1, dtype=np.int32), np.full(len(samplings), 5, np.int32))
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 33, 2000])
+def test_a_mask_leaves_only_its_bits_to_be_drawn_and_other_rows_alone(vocab: int) -> None:
+    logits = random_logits(4)[:, :vocab].contiguous()
+    rows = rows_of([Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.0), Sampling(temperature=5.0)])
+    allowed = {2: [0, 7, vocab - 1], 3: [3, vocab - 1]}
+    plain = sample(logits, rows)
+    masked = sample(logits, rows, masks_of(allowed, vocab))
+    assert masked.tokens[:2].tolist() == plain.tokens[:2].tolist()
+    assert masked.tokens[2] == max(allowed[2], key=lambda token: float(logits[2, token]))
+    assert int(masked.tokens[3]) in allowed[3]
+    assert not masked.stuck.any()
+
+
+def test_a_row_with_nothing_left_is_stuck_alone() -> None:
+    logits = random_logits(3)
+    rows = rows_of([Sampling(), Sampling(), Sampling(temperature=0.0)])
+    sampled = sample(logits, rows, masks_of({1: [], 2: [5]}, VOCAB))
+    assert sampled.stuck.tolist() == [False, True, False]
+    assert sampled.tokens[0] == sample(logits, rows).tokens[0] and sampled.tokens[2] == 5
 
 
 # What is not done yet ----------------------------------------------------------------------------------------------
