@@ -14,10 +14,19 @@ import structlog
 
 from services.detokenizer.lane import NOTHING, Lane
 from services.detokenizer.streams import Streams
+from services.runtime import logs
 from services.runtime.settings import LinkSettings
 from services.wire.link import Inlet, LinkFull, Outlet
 from services.wire.liveness import Heart, silent_senders
-from services.wire.messages import Credit, FeedbackMessage, StopHit, TextMessage, TokenMessage
+from services.wire.messages import (
+    Credit,
+    FeedbackMessage,
+    SetDetokenizerLog,
+    StopHit,
+    TextMessage,
+    TokenBatch,
+    TokenMessage,
+)
 
 log = structlog.get_logger()
 
@@ -84,12 +93,16 @@ class DetokenizerService:
 
     def turn(self) -> None:
         """Everything that can be done now without waiting."""
-        for batch in self._tokens.receive():
-            self._absorb(batch)
+        for message in self._tokens.receive():
+            match message:
+                case TokenBatch():
+                    self._absorb(message)
+                case SetDetokenizerLog():
+                    logs.set_level(message.level)
         self._tell_stop_hits()
         self._tell_credit()
 
-    def _absorb(self, batch: TokenMessage) -> None:
+    def _absorb(self, batch: TokenBatch) -> None:
         assert batch.number > self._last_number, f"TokenBatch {batch.number} after {self._last_number}"
         self._last_number = batch.number
         outcome = self._streams.absorb(batch)

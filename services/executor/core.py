@@ -26,11 +26,11 @@ from services.wire.messages import (
     FailedRow,
     FailureReason,
     Hello,
-    PlanMessage,
     Ready,
     ResultMessage,
     SlotInit,
     SlotRetire,
+    StepMessage,
     StepPlan,
     StepResult,
     StepStatus,
@@ -46,7 +46,7 @@ log = structlog.get_logger()
 class Work:
     """One message made ready for `execute`: a Hello, a step, or a step whose plan was wrong (`detail` says how)."""
 
-    message: PlanMessage
+    message: StepMessage
     received_ns: int
     batch: StepBatch | None = None
     detail: str = ""
@@ -60,7 +60,7 @@ class Intake:
         self._epoch: int | None = None
         self._detail = ""  # why this epoch can no longer be decoded
 
-    def prepare(self, message: PlanMessage, received_ns: int) -> Work | None:
+    def prepare(self, message: StepMessage, received_ns: int) -> Work | None:
         """The work that a message means; None for a plan of another epoch, or a Hello of an older one: dropped."""
         if isinstance(message, Hello):
             if self._epoch is not None and message.epoch < self._epoch:
@@ -207,14 +207,14 @@ class ExecutorCore:
     def __init__(self, backend: Backend, instance: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._now_ns = now_ns
         self._engine = Engine(backend, instance, now_ns)
-        self.prepare: Callable[[PlanMessage, int], Work | None] = Intake(backend.capacity).prepare
+        self.prepare: Callable[[StepMessage, int], Work | None] = Intake(backend.capacity).prepare
         self.execute: Callable[[Work], ResultMessage] = self._engine.execute
 
     def opening(self) -> Ready:
         """What an executor says first, before any Hello."""
         return self._engine.ready(epoch=0)
 
-    def handle(self, message: PlanMessage) -> list[ResultMessage]:
+    def handle(self, message: StepMessage) -> list[ResultMessage]:
         """Everything that one message leads to, now and in this thread."""
         work = self.prepare(message, self._now_ns())
         return [] if work is None else [self.execute(work)]

@@ -16,9 +16,10 @@ from typing import Protocol
 import structlog
 
 from services.executor.core import ExecutorCore, Work
+from services.runtime import logs
 from services.wire.link import Inlet, Outlet
 from services.wire.liveness import Heart, is_silent
-from services.wire.messages import PlanMessage, ResultMessage
+from services.wire.messages import PlanMessage, ResultMessage, SetExecutorLog
 
 log = structlog.get_logger()
 
@@ -120,6 +121,9 @@ class ExecutorService:
         for result in compute.take():
             self._results.send(result)
         for message in self._plans.receive():
+            if isinstance(message, SetExecutorLog):
+                logs.set_level(message.level)
+                continue
             work = self._core.prepare(message, time.monotonic_ns())
             if work is not None:
                 compute.put(work)

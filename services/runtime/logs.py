@@ -1,12 +1,13 @@
 """Logs: one JSON object a line on stderr, from our own code (structlog) and from libraries (logging, warnings) alike.
 
 Every line carries time, level, service and event; event names are dotted constants ("service.ready"), everything that
-varies is a field beside them. A line is written in one piece, so that four processes can share one stderr.
+varies is a field beside them. A line is written in one piece, so that four processes can share one stderr. The level
+may be changed while the process runs.
 """
 
 import logging
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import msgspec
@@ -17,20 +18,42 @@ from services.runtime.settings import LogLevel
 
 def configure(service: str, level: LogLevel) -> None:
     """Set up the logs of this process, once, before anything is logged."""
-    number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[
+            _drop_below_level,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
             structlog.processors.format_exc_info,
             _renderer(service),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        # Loggers are cached, filters of theirs would be for good: the level is looked at line by line.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.BytesLoggerFactory(sys.stderr.buffer),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_Bridge()], force=True)
+    logging.basicConfig(handlers=[_Bridge()], force=True)
     logging.captureWarnings(True)
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Write lines of this level and above from now on; those of libraries from warnings on, whatever the level."""
+    _lowest.number = _NUMBERS[level]
+    logging.getLogger().setLevel(max(_lowest.number, logging.WARNING))
+
+
+class _Lowest:
+    number = logging.NOTSET
+
+
+_lowest = _Lowest()
+_NUMBERS: Mapping[str, int] = {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
+
+
+def _drop_below_level(_logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    if _NUMBERS[method] < _lowest.number:
+        raise structlog.DropEvent
+    return event
 
 
 def _renderer(service: str) -> Callable[[Any, str, MutableMapping[str, Any]], bytes]:

@@ -18,15 +18,13 @@ from services.runtime.settings import SchedulerSettings
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, Policy, priority
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.state import Limits
+from services.scheduler.orders import Orders
 from services.wire.link import Inlet, LinkFull, Outlet, RenewableOutlet
 from services.wire.liveness import silent_senders
 from services.wire.messages import (
     Cancel,
     Control,
-    ControlReply,
-    ControlVerb,
     Credit,
-    Draining,
     EngineDead,
     EngineReady,
     FeedbackMessage,
@@ -110,6 +108,7 @@ class SchedulerService:
         self._absence_s = settings.executor_absence_s
         self._absent_since: float | None = None
         self._next_load = 0
+        self._orders = Orders(self.core, links.status, links.tokens, self._tell_executor, self._tell_load)
 
     def turn(self) -> None:
         """Take in all that has arrived and send all that follows from it. Never blocks."""
@@ -196,7 +195,7 @@ class SchedulerService:
                 self.core.cancel(message.identity, now)
                 self._log.debug("request.cancelled", request_id=message.identity.request)
             case Control():
-                self._on_control(message, now)
+                self._orders.carry_out(message, now)
 
     def _on_feedback(self, message: FeedbackMessage, now: int) -> None:
         match message:
@@ -222,6 +221,7 @@ class SchedulerService:
         if hello is not None:
             self._log.info("epoch.opened", epoch=hello.epoch)
             self._tell_executor(hello)
+            self._orders.greet_executor()
 
     def _tell_executor(self, message: PlanMessage) -> None:
         """The window bounds what waits to be taken: an outlet at its bound is one whose receiver is gone."""
@@ -239,22 +239,6 @@ class SchedulerService:
         usable = min(self.core.state.limits.max_num_seqs, ready.max_rows)
         for outlet in self._links.status.values():
             outlet.send(EngineReady(ready.card, ready.num_blocks - 1, ready.block_size, usable))
-
-    def _on_control(self, control: Control, now: int) -> None:
-        match control.verb:
-            case ControlVerb.LOAD:
-                self._tell_load()
-            case ControlVerb.DRAIN:
-                self.core.drain()
-                for outlet in self._links.status.values():
-                    outlet.send(Draining())
-            case ControlVerb.PAUSE | ControlVerb.RESUME:
-                self.core.pause(control.verb == ControlVerb.PAUSE)
-            case ControlVerb.CANCEL_ALL:
-                self.core.cancel_all(now)
-            case ControlVerb.FLUSH_CACHE:
-                self.core.flush_cache()
-        self._links.status[control.gateway].send(ControlReply(control.number, True))
 
     def _tell_load(self) -> None:
         load = self.core.load(self._clock())

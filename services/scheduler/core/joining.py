@@ -72,6 +72,8 @@ def _start(state: State, draft: Draft, sequence: Sequence, found: list[int], now
     if not sequence.t_first_planned:
         sequence.num_cached_tokens = num_found
         state.counters.num_cached_tokens += num_found
+        if state.limits.prefix_cache:
+            state.counters.num_looked_up_tokens += sequence.num_prompt_tokens
         state.tenants.serve_prompt(sequence, num_found, CACHED_WEIGHT)
     run = state.admit(sequence, now)
     state.pool.share(found)

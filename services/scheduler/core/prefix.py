@@ -108,11 +108,13 @@ class PrefixCache:
                 self._forget(block)
                 self.pool.retract(block)
 
-    def flush(self) -> None:
-        """Give up every block that nobody holds."""
-        for block in self.pool.idle():
+    def flush(self) -> int:
+        """Give up every block that nobody holds; the number of them."""
+        idle = self.pool.idle()
+        for block in idle:
             self._forget(block)
             self.pool.retract(block)
+        return len(idle)
 
     def expected(self) -> dict[bytes, Run]:
         """Each key that is being computed, and by whom."""

@@ -12,6 +12,7 @@ from services.scheduler.core.admission import cancel_request, submit_request
 from services.scheduler.core.planner import plan_step
 from services.scheduler.core.policy import FCFS, Policy
 from services.scheduler.core.recovery import fail_step, lose_executor, meet_executor
+from services.scheduler.core.report import load_of
 from services.scheduler.core.sequence import Request
 from services.scheduler.core.state import STOP, Limits, State
 from services.wire.messages import (
@@ -60,9 +61,12 @@ class Scheduler:
         if request is not None and request.identity == identity:
             cancel_request(self.state, request, now)
 
-    def cancel_all(self, now: int) -> None:
-        for request in list(self.state.requests.values()):
+    def cancel_all(self, now: int) -> int:
+        """End every call, whoever made it; the number of them."""
+        requests = list(self.state.requests.values())
+        for request in requests:
             cancel_request(self.state, request, now)
+        return len(requests)
 
     def stop_hit(self, hit: StopHit, now: int) -> None:
         """A stop string ended a sequence for its client; one that has ended is no error."""
@@ -122,11 +126,12 @@ class Scheduler:
         state.unpublished.clear()
         for (num_tokens, num_positions), duration in state.finished_steps:
             state.step_time.learn(num_tokens, num_positions, duration / 1000)
+            state.step_sizes.note(num_tokens, duration // 1000)
         state.finished_steps.clear()
 
-    def flush_cache(self) -> None:
-        """Forget every prefix that no running sequence holds."""
-        self.state.cache.flush()
+    def flush_cache(self) -> int:
+        """Forget every prefix that no running sequence holds; the number of blocks given up."""
+        return self.state.cache.flush()
 
     def credit(self, credit: Credit) -> None:
         """A gateway's reader has come so far."""
@@ -152,16 +157,4 @@ class Scheduler:
 
     def load(self, now: int) -> Load:
         """The state in numbers."""
-        state = self.state
-        return Load(
-            num_waiting=len(state.waiting),
-            num_running=len(state.running),
-            num_free_blocks=state.pool.num_free,
-            num_blocks=state.pool.num_total,
-            drain_rate=state.drain_rate.per_second(now),
-            num_preemptions=state.counters.num_preemptions,
-            num_steps=state.counters.num_steps,
-            num_wasted_rows=state.counters.num_wasted_rows,
-            num_prompt_tokens=state.counters.num_prompt_tokens,
-            num_output_tokens=state.counters.num_output_tokens,
-        )
+        return load_of(self.state, now)

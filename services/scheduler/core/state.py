@@ -19,6 +19,7 @@ from services.scheduler.core.prefix import PrefixCache
 from services.scheduler.core.rate import DrainRate
 from services.scheduler.core.sequence import Copy, Request, Run, Sequence
 from services.scheduler.core.step import StepRecord
+from services.scheduler.core.step_sizes import StepSizes
 from services.scheduler.core.tenant import Tenants
 from services.scheduler.core.waiting import WaitingQueue
 from services.wire import columns
@@ -66,6 +67,7 @@ class Counters(Struct):
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
+    num_looked_up_tokens: int = 0
 
 
 class State:
@@ -95,6 +97,7 @@ class State:
         self.unhashed: list[Sequence] = []  # new sequences whose keys are computed after the sends
         self.finished_steps: list[tuple[tuple[int, int], int]] = []  # sizes and durations not yet learned from
         self.step_time = StepTime()
+        self.step_sizes = StepSizes()
         self.output_length = OutputLength()
         self.copy_time = CopyTime()
         self.copies: dict[int, Copy] = {}  # ordered and not reported

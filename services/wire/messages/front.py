@@ -39,6 +39,7 @@ class ControlVerb(IntEnum):
     RESUME = 4
     FLUSH_CACHE = 5
     CANCEL_ALL = 6
+    LOG_LEVEL = 7  # argument: the level, then the services it is for (none: all of them), separated by spaces
 
 
 class Control(Struct, frozen=True, array_like=True, gc=False, tag=2):
@@ -87,7 +88,12 @@ class Refused(Struct, frozen=True, array_like=True, gc=False, tag=1):
 
 
 class Load(Struct, frozen=True, array_like=True, gc=False, tag=2):
-    """The state of the engine, once a second and on demand. drain_rate: requests ended per second, measured."""
+    """The state of the engine, once a second and on demand. drain_rate: requests ended per second, measured.
+
+    Beside what is so now, totals since the scheduler started; time_ns is its CLOCK_MONOTONIC, so that two of these give
+    a rate. step_tokens and step_times count steps by their size in tokens and by their time on the device: entry i
+    those of at most 2**i tokens or 2**i x 100 microseconds and more than entry i - 1 holds, the last one all others.
+    """
 
     num_waiting: int
     num_running: int
@@ -99,6 +105,17 @@ class Load(Struct, frozen=True, array_like=True, gc=False, tag=2):
     num_wasted_rows: int = 0
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
+    num_looked_up_tokens: int = 0  # known tokens of sequences looked up in the prefix cache
+    num_cached_tokens: int = 0  # of those, the ones that were found
+    num_swapped: int = 0  # sequences whose KV lies in host memory
+    num_epochs: int = 0  # the first executor opens one, and every failed step and every other executor one more
+    num_step_tokens: int = 0
+    step_time_us: int = 0
+    step_tokens: tuple[int, ...] = ()
+    step_times: tuple[int, ...] = ()
+    time_ns: int = 0
+    is_paused: bool = False
+    is_draining: bool = False
 
 
 class Draining(Struct, frozen=True, array_like=True, gc=False, tag=3):
@@ -106,9 +123,12 @@ class Draining(Struct, frozen=True, array_like=True, gc=False, tag=3):
 
 
 class ControlReply(Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """The answer to one Control. num_affected: blocks given up by FLUSH_CACHE, calls ended by CANCEL_ALL."""
+
     number: int
     is_done: bool
     detail: str = ""
+    num_affected: int = 0
 
 
 class EngineDead(Struct, frozen=True, array_like=True, gc=False, tag=5):

@@ -87,7 +87,14 @@ class StepPlan(Struct, frozen=True, array_like=True, gc=False, tag=1):
     host_tokens: bytes = b""
 
 
-PlanMessage = Hello | StepPlan
+class SetExecutorLog(Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """An operator's wish, passed on: the executor logs from this level on."""
+
+    level: str
+
+
+StepMessage = Hello | StepPlan
+PlanMessage = StepMessage | SetExecutorLog
 
 
 # executor -> scheduler --------------------------------------------------------------------------------------------

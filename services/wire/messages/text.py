@@ -68,7 +68,13 @@ class TokenBatch(Struct, frozen=True, array_like=True, gc=False, tag=0):
     starts: tuple[Start, ...] = ()  # read before the deltas
 
 
-TokenMessage = TokenBatch
+class SetDetokenizerLog(Struct, frozen=True, array_like=True, gc=False, tag=1):
+    """An operator's wish, passed on: the detokenizer logs from this level on."""
+
+    level: str
+
+
+TokenMessage = TokenBatch | SetDetokenizerLog
 
 
 # detokenizer -> gateway -------------------------------------------------------------------------------------------

@@ -20,13 +20,13 @@ from services.wire.link import Inlet, Outlet
 from services.wire.links import Poller, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.memory import memory_link
-from services.wire.messages import Hello, PlanMessage, Ready, ResultMessage, StepResult
+from services.wire.messages import Hello, PlanMessage, Ready, ResultMessage, StepMessage, StepResult
 from services.wire.topology import PLAN, RESULT
 from tests.unit.executor.rig import Row, append, init, plan, small_capacity, tokens_of
 
 PATIENCE_S = 20.0
 
-Prepare = Callable[[PlanMessage, int], Work | None]
+Prepare = Callable[[StepMessage, int], Work | None]
 
 
 class GatedBackend(SimulatedBackend):
@@ -86,7 +86,7 @@ class Served:
         self._thread.start()
 
     def _noting(self, prepare: Prepare) -> Prepare:
-        def noted(message: PlanMessage, received_ns: int) -> Work | None:
+        def noted(message: StepMessage, received_ns: int) -> Work | None:
             work = prepare(message, received_ns)
             self.prepared.release()
             return work
@@ -232,7 +232,7 @@ def test_a_scheduler_that_began_anew_is_not_silent() -> None:
 def test_more_plans_than_any_scheduler_sends_are_refused() -> None:
     backend = GatedBackend(is_open=False)
     core = ExecutorCore(backend, instance=5)
-    messages: list[PlanMessage] = [Hello(1), *(plan(step) for step in range(1, 12))]
+    messages: list[StepMessage] = [Hello(1), *(plan(step) for step in range(1, 12))]
     works = [core.prepare(message, 0) for message in messages]
     compute = ComputeThread(core.execute, wake=lambda: None)
     try:

@@ -65,3 +65,12 @@ def test_what_libraries_log_and_warn_becomes_lines_too() -> None:
     ]
     assert lines[0]["message"] == "3 apples"
     assert "UserWarning: old" in lines[1]["message"]
+
+
+def test_the_level_changes_while_the_process_runs() -> None:
+    program = (
+        "log = structlog.get_logger(); log.debug('unheard'); logs.set_level('debug'); log.debug('heard')\n"
+        "logs.set_level('error'); log.warning('unheard'); logging.getLogger('lib').warning('unheard')\n"
+        "log.error('heard'); logging.getLogger('lib').error('heard')"
+    )
+    assert [line["event"] for line in _log("info", program)] == ["heard", "heard", "library.message"]

@@ -3,7 +3,7 @@
 from services.runtime.settings import SchedulerSettings
 from services.scheduler.service import SchedulerLinks, SchedulerService
 from services.wire.memory import memory_link
-from services.wire.messages import Hello, StepPlan
+from services.wire.messages import Hello, StepPlan, TokenBatch
 from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS
 from tests.unit.scheduler.executor_model import ExecutorModel
 
@@ -51,6 +51,10 @@ class Desk:
         assert isinstance(hello, Hello)
         self.result.send(self.executor.hello(hello))
         self.service.turn()
+
+    def batches(self) -> list[TokenBatch]:
+        """What the text side was told since the last look."""
+        return [message for message in self.tokens.receive() if isinstance(message, TokenBatch)]
 
     def run(self, turns: int = 50) -> None:
         """The executor answers every plan."""

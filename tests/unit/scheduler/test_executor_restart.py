@@ -30,7 +30,7 @@ def heard(desk: Desk) -> tuple[dict[str, list[int]], dict[str, FinishReason]]:
     """What the text side has been told since it was last asked: tokens and ends, by request."""
     tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
     ends: dict[str, FinishReason] = {}
-    for batch in desk.tokens.receive():
+    for batch in desk.batches():
         if batch.deltas is not None:
             for key, token in zip(batch.deltas.sequences, columns.unpack(batch.deltas.tokens), strict=True):
                 tokens[key.request].append(token)
@@ -237,7 +237,7 @@ def test_meanwhile_requests_come_are_cancelled_and_miss_their_deadlines(is_notic
     desk.service.turn()
     desk.seconds += 0.3
     desk.service.turn()
-    closes = {close.sequence.request: close for batch in desk.tokens.receive() for close in batch.closes}
+    closes = {close.sequence.request: close for batch in desk.batches() for close in batch.closes}
     assert {name: close.reason for name, close in closes.items()} == {
         "a": FinishReason.CANCELLED,
         "urgent": FinishReason.FAILED,
@@ -246,6 +246,6 @@ def test_meanwhile_requests_come_are_cancelled_and_miss_their_deadlines(is_notic
     desk.replace_executor()
     desk.open()
     desk.run()
-    ends = {close.sequence.request: close for batch in desk.tokens.receive() for close in batch.closes}
+    ends = {close.sequence.request: close for batch in desk.batches() for close in batch.closes}
     assert {name: close.reason for name, close in ends.items()} == dict.fromkeys(["b", "c", "new"], FinishReason.LENGTH)
     assert ends["new"].num_output_tokens == 3

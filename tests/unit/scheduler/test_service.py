@@ -44,7 +44,7 @@ def test_a_request_runs_from_submit_to_close() -> None:
     desk.open()
     desk.submit.send(submit_message("a", PROMPT, max_tokens=4))
     desk.run()
-    batches = desk.tokens.receive()
+    batches = desk.batches()
     assert [batch.number for batch in batches] == list(range(1, len(batches) + 1))
     tokens = [token for batch in batches if batch.deltas for token in columns.unpack(batch.deltas.tokens)]
     assert tokens == continuation(PROMPT, 0, 4)
@@ -71,7 +71,7 @@ def test_cancel_stop_hit_and_credit_reach_the_core() -> None:
     desk.submit.send(Cancel(Identity("g", "cancelled", 1)))
     desk.feedback.send(StopHit(SequenceKey("g", "stopped", 1, 0), 0))
     desk.run(20)
-    closes = [close for batch in desk.tokens.receive() for close in batch.closes]
+    closes = [close for batch in desk.batches() for close in batch.closes]
     assert {(close.sequence.request, close.reason) for close in closes} == {
         ("cancelled", FinishReason.CANCELLED),
         ("stopped", FinishReason.STOP),
@@ -79,7 +79,7 @@ def test_cancel_stop_hit_and_credit_reach_the_core() -> None:
     for number in range(1, 200):
         desk.feedback.send(Credit("g", number))
         desk.run(1)
-    closes = [close for batch in desk.tokens.receive() for close in batch.closes]
+    closes = [close for batch in desk.batches() for close in batch.closes]
     assert [close.reason for close in closes] == [FinishReason.LENGTH]
 
 
@@ -102,7 +102,7 @@ def test_deadlines_need_no_message_to_be_kept() -> None:
     assert desk.service.next_event_ns() == int(100.3 * 1e9)
     desk.seconds += 0.31
     desk.service.turn()
-    closes = [close for batch in desk.tokens.receive() for close in batch.closes]
+    closes = [close for batch in desk.batches() for close in batch.closes]
     assert [close.failure for close in closes] == [FailureReason.DEADLINE]
 
 
@@ -139,7 +139,7 @@ def test_control_pauses_resumes_drains_and_cancels_all() -> None:
     assert any(isinstance(message, Draining) for message in messages)
     numbers = [message.number for message in messages if isinstance(message, ControlReply)]
     assert numbers == [1, 2, 3, 4, 5]
-    closes = [close for batch in desk.tokens.receive() for close in batch.closes]
+    closes = [close for batch in desk.batches() for close in batch.closes]
     assert {(close.sequence.request, close.reason) for close in closes} == {
         ("a", FinishReason.CANCELLED),
         ("b", FinishReason.FAILED),
@@ -160,7 +160,7 @@ def test_a_failed_step_is_met_with_a_new_epoch() -> None:
     assert hello == Hello(2)
     desk.result.send(desk.executor.hello(hello))
     desk.run()
-    tokens = [token for batch in desk.tokens.receive() if batch.deltas for token in columns.unpack(batch.deltas.tokens)]
+    tokens = [token for batch in desk.batches() if batch.deltas for token in columns.unpack(batch.deltas.tokens)]
     assert tokens == continuation(PROMPT, 0, 5)
 
 
