@@ -1,16 +1,17 @@
 """Attention of a ragged, packed batch over a paged KV pool: one signature, flash-attention's, whatever runs behind it.
 
 Row r owns the query tokens cu_seqlens_q[r] .. cu_seqlens_q[r + 1]. They are the last of its kv_lens[r] positions, so
-its query i of n sees the positions up to kv_lens[r] - n + i (causal, bottom-right). Position p lies in cell
-p % block_size of block block_table[r, p // block_size]. KV of the new tokens is in the pools before the call.
+its query i of n sees the positions up to kv_lens[r] - n + i (causal, bottom-right); with a window of w > 0 only the
+last w of these. Position p lies in cell p % block_size of block block_table[r, p // block_size]. KV of the new tokens
+is in the pools before the call.
 
-Here: plain torch, float32, the oracle for every faster path. What it needs for a step is worked out once, in
-`prepare`, and used by every layer. Rows with one query are computed together, in groups of similar length; longer ones
-one by one. Nothing beyond a row's last position takes part, not even as 0 x NaN.
+Here: plain torch, the oracle for every faster path. What it needs for a step is worked out once, in `prepare` (masks
+when a layer first asks), and used by every layer. Rows with one query are computed together, in groups of similar
+length; longer ones one by one. Nothing beyond a row's last position takes part, not even as 0 x NaN.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from services.executor.batch import I32, I64
+from services.executor.kv_cache import Pools
 
 # A group of decode rows may be padded to this multiple of its shortest row, and by so many blocks besides.
 _PADDING_FACTOR = 1.5
@@ -33,17 +35,15 @@ class Attention(Protocol, Generic[P]):
     def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> P:
         """cu_seqlens_q [R + 1], kv_lens [R], block_table [R, W]."""
 
-    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: P) -> Tensor:
-        """q [T, heads, head_dim], pools [blocks, block_size, kv_heads, head_dim] -> [T, heads, head_dim]."""
+    def attend(self, q: Tensor, pools: Pools, plan: P, window: int = 0) -> Tensor:
+        """q [T, heads, head_dim] -> [T, heads, head_dim]. window: positions a query sees, its own included; 0: all."""
 
 
-def attend_paged(
-    q: Tensor, k_pool: Tensor, v_pool: Tensor, cu_seqlens_q: I32, kv_lens: I32, block_table: I32
-) -> Tensor:
+def attend_paged(q: Tensor, pools: Pools, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, window: int = 0) -> Tensor:
     """The whole contract in one call, by the reference."""
     reference = ReferenceAttention()
-    plan = reference.prepare(cu_seqlens_q, kv_lens, block_table, k_pool.shape[1])
-    return reference.attend(q, k_pool, v_pool, plan)
+    plan = reference.prepare(cu_seqlens_q, kv_lens, block_table, pools.keys.shape[1])
+    return reference.attend(q, pools, plan, window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +53,42 @@ class DecodeGroup:
     queries: Tensor  # [rows] index into T
     blocks: Tensor  # [rows x blocks]
     length: int
-    mask: Tensor  # [rows, 1, 1, length]: 0, or minus infinity past a row's end
+    kv_lens: Tensor  # [rows, 1]
     past_end: Tensor
+    masks: dict[int, Tensor] = field(default_factory=dict)  # by window
+
+    def mask(self, window: int) -> Tensor:
+        """[rows, 1, 1, length]: 0, or minus infinity past a row's end and before its window."""
+        if window not in self.masks:
+            positions = torch.arange(self.length)
+            hidden = positions >= self.kv_lens
+            if window:
+                hidden |= positions < self.kv_lens - window
+            mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
+            self.masks[window] = mask[:, None, None, :]
+        return self.masks[window]
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRow:
-    """One row of several queries first .. last. mask: [queries, length], None when nothing precedes them."""
+    """One row of several queries first .. last."""
 
     first: int
     last: int
     blocks: Tensor
     length: int
-    mask: Tensor | None
+    masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
+
+    def mask(self, window: int) -> Tensor | None:
+        """[queries, length]: what each query sees; None when that is everything up to itself and nothing precedes."""
+        if window not in self.masks:
+            count = self.last - self.first
+            if count == self.length and not window:
+                self.masks[window] = None
+            else:
+                seen = torch.ones(count, self.length, dtype=torch.bool).tril_(self.length - count)
+                self.masks[window] = seen.triu_(self.length - count - window + 1) if window else seen
+        return self.masks[window]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,39 +114,43 @@ class ReferenceAttention:
         ]
         return ReferencePlan(groups, prefills)
 
-    def attend(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, plan: ReferencePlan) -> Tensor:
-        """q [T, heads, head_dim] -> [T, heads, head_dim]."""
+    def attend(self, q: Tensor, pools: Pools, plan: ReferencePlan, window: int = 0) -> Tensor:
+        """Pools are [blocks, block_size, kv_heads, head_dim]."""
         out = torch.empty_like(q)
         for group in plan.groups:
-            out.index_copy_(0, group.queries, _attend_group(q, k_pool, v_pool, group))
+            out.index_copy_(0, group.queries, _attend_group(q, pools, group, window))
         for row in plan.prefills:
-            out[row.first : row.last] = _attend_prefill(q[row.first : row.last], k_pool, v_pool, row)
+            out[row.first : row.last] = _attend_prefill(q[row.first : row.last], pools, row, window)
         return out
 
 
-def _attend_group(q: Tensor, k_pool: Tensor, v_pool: Tensor, group: DecodeGroup) -> Tensor:
-    num_rows, (_, num_heads, head_dim), num_kv_heads = len(group.queries), q.shape, k_pool.shape[2]
+def _attend_group(q: Tensor, pools: Pools, group: DecodeGroup, window: int) -> Tensor:
+    num_rows, (_, num_heads, head_dim), num_kv_heads = len(group.queries), q.shape, pools.keys.shape[2]
     padded = (num_rows, group.length, num_kv_heads, head_dim)
-    keys, values = _gather(k_pool, group.blocks), _gather(v_pool, group.blocks)
+    keys, values = (_gather(pool, group.blocks).to(q.dtype) for pool in pools)
     # A masked key still meets the query, and its weight of 0 still meets its value: neither may be NaN.
     keys.index_fill_(0, group.past_end, 0.0)
     values.index_fill_(0, group.past_end, 0.0)
     # The query heads that share a kv head stand where several queries would: they all see the same positions.
     queries = q.index_select(0, group.queries).view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     attended = scaled_dot_product_attention(
-        queries, keys.view(padded).transpose(1, 2), values.view(padded).transpose(1, 2), attn_mask=group.mask
+        queries,
+        keys.view(padded).transpose(1, 2),
+        values.view(padded).transpose(1, 2),
+        attn_mask=group.mask(window).to(q.dtype),
     )
     return attended.reshape(num_rows, num_heads, head_dim)
 
 
-def _attend_prefill(q: Tensor, k_pool: Tensor, v_pool: Tensor, row: PrefillRow) -> Tensor:
-    keys, values = _gather(k_pool, row.blocks)[: row.length], _gather(v_pool, row.blocks)[: row.length]
+def _attend_prefill(q: Tensor, pools: Pools, row: PrefillRow, window: int) -> Tensor:
+    keys, values = (_gather(pool, row.blocks)[: row.length].to(q.dtype) for pool in pools)
+    mask = row.mask(window)
     attended = scaled_dot_product_attention(
         q.transpose(0, 1)[None],
         keys.transpose(0, 1)[None],
         values.transpose(0, 1)[None],
-        attn_mask=row.mask,
-        is_causal=row.mask is None,
+        attn_mask=mask,
+        is_causal=mask is None,
         enable_gqa=True,
     )
     return attended[0].transpose(0, 1)
@@ -153,17 +180,15 @@ def _decode_group(rows: I64, queries: I64, kv_lens: I32, block_table: I32, block
     # Entries past a row's last block mean nothing; block 0 is always there to be read and thrown away.
     blocks[np.arange(num_blocks) * block_size >= kv_lens[:, None]] = 0
     is_past = np.arange(length) >= kv_lens[:, None]
-    mask = torch.zeros(is_past.shape).masked_fill_(torch.from_numpy(is_past), float("-inf"))
     return DecodeGroup(
         queries=torch.from_numpy(queries),
         blocks=torch.from_numpy(blocks.reshape(-1)),
         length=length,
-        mask=mask[:, None, None, :],
+        kv_lens=torch.from_numpy(kv_lens.astype(np.int64))[:, None],
         past_end=torch.from_numpy(np.flatnonzero(is_past)),
     )
 
 
 def _prefill_row(first: int, count: int, length: int, table: I32, block_size: int) -> PrefillRow:
     blocks = torch.from_numpy(table[: -(-length // block_size)].astype(np.int64))
-    is_seen = None if count == length else torch.ones(count, length, dtype=torch.bool).tril_(length - count)
-    return PrefillRow(first, first + count, blocks, length, is_seen)
+    return PrefillRow(first, first + count, blocks, length)

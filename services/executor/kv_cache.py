@@ -4,6 +4,8 @@ Keys are stored rotated. Pools are filled with zeros, and lazily: memory is take
 block ids, not whose they are.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,21 +15,23 @@ from services.executor.slots import read_column
 from services.wire.messages import CopyBlocks, CopyDirection
 
 
+class Pools(NamedTuple):
+    """The KV memory of one layer: twice [blocks, block_size, kv_heads, head_dim], unless the implementation of the
+    operations that reads and writes it has a layout of its own. The first dimension is always the block."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class KvCache:
-    """keys[layer], values[layer]: [blocks, block_size, kv_heads, head_dim] float32."""
+    """One Pools for each layer, float32."""
 
     def __init__(self, capacity: Capacity, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         cell = (capacity.block_size, num_kv_heads, head_dim)
         self._pools = _zeros(2, num_layers, capacity.num_blocks, *cell)
         self._host = _zeros(2, num_layers, capacity.num_host_blocks, *cell)
-        self.keys, self.values = (list(pool) for pool in self._pools)
-        self._key_cells = [layer.flatten(0, 1) for layer in self.keys]
-        self._value_cells = [layer.flatten(0, 1) for layer in self.values]
-
-    def write(self, layer: int, keys: Tensor, values: Tensor, slot_mapping: Tensor) -> None:
-        """Store the keys and values [T, kv_heads, head_dim] of new tokens in their cells [T]."""
-        self._key_cells[layer].index_copy_(0, slot_mapping, keys)
-        self._value_cells[layer].index_copy_(0, slot_mapping, values)
+        keys, values = self._pools
+        self.layers = [Pools(*pools) for pools in zip(keys, values, strict=True)]
 
     def copy(self, op: CopyBlocks) -> None:
         """Copy whole blocks of every layer; over on return."""

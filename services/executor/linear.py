@@ -5,6 +5,7 @@ product, in the same float32. The two ops are private to torch (its Inductor emi
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,18 +13,25 @@ from torch.nn.functional import linear
 
 Linear = Callable[[Tensor], Tensor]  # [T, in] -> [T, out]
 
+
+class Pack(Protocol):
+    """Whatever makes a linear out of a weight [out, in] and perhaps a bias [out]."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
+
+
 # How many rows the packed layout is chosen for.
 _TYPICAL_ROWS = 64
 
 
-def pack(weight: Tensor) -> Linear:
-    """The product with a weight [out, in], which may be let go of afterwards."""
+def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
+    """The product with a weight [out, in], which may be let go of afterwards, plus a bias [out]."""
     if not has_packing():
-        return lambda x: linear(x, weight)
+        return lambda x: linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
 
     def product(x: Tensor) -> Tensor:
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
         return result
 
     return product

@@ -1,33 +1,22 @@
 """The Llama forward pass over a ragged packed batch: the new tokens of all rows lie in one dimension, T.
 
 Everything but attention is computed token by token, so rows cannot see one another there. A pure function of weights,
-inputs and KV memory; which implementation attends is an argument. Knows nothing of slots, requests or sampling.
+inputs and KV memory; how each operation is computed is an argument. Knows nothing of slots, requests or sampling.
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
-import torch
 from torch import Tensor
-from torch.nn.functional import silu
 
-from services.executor.attention import Attention
 from services.executor.config import LlamaConfig
+from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
 from services.executor.linear import Linear
-from services.executor.rope import RopeTables, rotate
+from services.executor.operations import Operations
+from services.executor.rope import RopeTables
 
 P = TypeVar("P")
-
-
-@dataclass(frozen=True, slots=True)
-class StepInputs(Generic[P]):
-    """The tensors of one step; attention_plan is for the attention that prepared it."""
-
-    token_ids: Tensor  # [T]
-    position_ids: Tensor  # [T]
-    slot_mapping: Tensor  # [T]
-    attention_plan: P
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +42,23 @@ class Llama:
     head: Linear
     rope: RopeTables
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, attention: Attention[P]) -> Tensor:
-        """Write the KV of the new tokens and return their hidden states [T, hidden]."""
+    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
+        """Write the KV of the new tokens and return their hidden states [T, hidden], normalized for the head."""
+        eps = self.config.norm_eps
         hidden = self.embedding.index_select(0, inputs.token_ids)
-        cos = self.rope.cos.index_select(0, inputs.position_ids)[:, None, :]
-        sin = self.rope.sin.index_select(0, inputs.position_ids)[:, None, :]
-        for index, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, hidden, cos, sin)
-            kv.write(index, k, v, inputs.slot_mapping)
-            attended = attention.attend(q, kv.keys[index], kv.values[index], inputs.attention_plan)
-            hidden = hidden + layer.attention_out(attended.flatten(1))
-            gate, up = layer.gate_up(self._normalize(hidden, layer.ffn_norm)).chunk(2, dim=-1)
-            hidden = hidden + layer.down(silu(gate) * up)
-        return hidden
+        normed = operations.normalize(hidden, self.layers[0].attention_norm, eps)
+        next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
+        for layer, pools, next_norm in zip(self.layers, kv.layers, next_norms, strict=True):
+            qkv = layer.qkv(normed).view(len(normed), -1, self.config.head_dim)
+            q = operations.rotate_and_store(qkv, self.rope, inputs, pools)
+            attended = operations.attend(q, pools, inputs.attention_plan)
+            hidden, normed = operations.add_normalize(
+                hidden, layer.attention_out(attended.flatten(1)), layer.ffn_norm, eps
+            )
+            delta = layer.down(operations.gate(layer.gate_up(normed)))
+            hidden, normed = operations.add_normalize(hidden, delta, next_norm, eps)
+        return normed
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], float32."""
-        return self.head(self._normalize(hidden, self.norm))
-
-    def _project(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries [T, heads, head_dim], rotated keys and values [T, kv_heads, head_dim]."""
-        config = self.config
-        num_turned = config.num_heads + config.num_kv_heads
-        qkv = layer.qkv(self._normalize(hidden, layer.attention_norm)).view(len(hidden), -1, config.head_dim)
-        turned = rotate(qkv[:, :num_turned], cos, sin)
-        return turned[:, : config.num_heads], turned[:, config.num_heads :], qkv[:, num_turned:]
-
-    def _normalize(self, x: Tensor, weight: Tensor) -> Tensor:
-        scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.norm_eps)
-        return x * scale * weight
+        return self.head(hidden).float()

@@ -16,6 +16,10 @@ class RopeTables:
     cos: Tensor
     sin: Tensor
 
+    def at(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines for rotate(): [T] -> twice [T, 1, head_dim / 2]."""
+        return self.cos.index_select(0, position_ids)[:, None], self.sin.index_select(0, position_ids)[:, None]
+
 
 def inverse_frequencies(base: float, head_dim: int) -> Tensor:
     """[head_dim / 2]: how far each pair of elements turns from one position to the next, rounded to float32 once."""

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.attention import Attention
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
 from services.executor.batch import Mask, StepBatch
 from services.executor.capacity import Capacity
+from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
 from services.executor.logprobs import Report, join, report
-from services.executor.model import StepInputs
+from services.executor.operations import Operations
 from services.executor.prompt_logprobs import PromptScorer
 from services.executor.sampler import Sampled, sample
 from services.executor.sampling_state import NONE_WANTED, SamplingState
@@ -30,7 +30,7 @@ P = TypeVar("P")
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, attention: Attention[P]) -> Tensor:
+    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
         """Write KV, return hidden states [T, hidden]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -38,15 +38,15 @@ class Model(Protocol):
 
 
 class TorchBackend(Generic[P]):
-    """A Backend of a model, a KV cache and an attention."""
+    """A Backend of a model, a KV cache and an implementation of the operations."""
 
     def __init__(
-        self, model: Model, capacity: Capacity, kv: KvCache, attention: Attention[P], is_debug: bool = False
+        self, model: Model, capacity: Capacity, kv: KvCache, operations: Operations[P], is_debug: bool = False
     ) -> None:
         self._model = model
         self._capacity = capacity
         self._kv = kv
-        self._attention = attention
+        self._operations = operations
         self._is_debug = is_debug
         num_slots = capacity.max_rows + 1
         self._last_token = torch.zeros(num_slots, dtype=torch.int64)
@@ -87,7 +87,7 @@ class TorchBackend(Generic[P]):
         copies_done, self._copies_done = tuple(self._copies_done), []
         if not batch.num_rows:
             return Outcome(NO_TOKENS, NO_ROWS, copies_done=copies_done)
-        hidden = self._model.forward(self._inputs(batch), self._kv, self._attention)
+        hidden = self._model.forward(self._inputs(batch), self._kv, self._operations)
         prompt_logprobs = join(self._scorer.score(batch, hidden))
         if not len(batch.sampling_rows):
             return Outcome(NO_TOKENS, NO_ROWS, None, prompt_logprobs, copies_done)
@@ -122,7 +122,7 @@ class TorchBackend(Generic[P]):
             token_ids=token_ids,
             position_ids=torch.from_numpy(batch.position_ids),
             slot_mapping=torch.from_numpy(batch.slot_mapping),
-            attention_plan=self._attention.prepare(
+            attention_plan=self._operations.prepare(
                 batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, self._capacity.block_size
             ),
         )

@@ -7,11 +7,12 @@ import structlog
 import torch
 
 from services.executor import gguf_file
-from services.executor.attention import ReferenceAttention, ReferencePlan
+from services.executor.attention import ReferencePlan
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.config import LlamaConfig, read_config
 from services.executor.kv_cache import KvCache
+from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from services.executor.weights import count_parameters, load_llama
 from services.runtime.settings import ExecutorSettings
@@ -28,10 +29,11 @@ def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchB
         torch.set_num_threads(settings.num_threads)
     file = gguf_file.read(path)
     config = read_config(file)
-    model = load_llama(file, config)
+    operations = ReferenceOperations()
+    model = load_llama(file, config, operations.pack)
     capacity = _capacity(settings, config, name or config.name, count_parameters(file))
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
-    backend = TorchBackend(model, capacity, kv, ReferenceAttention())
+    backend = TorchBackend(model, capacity, kv, operations)
     backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
     log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
     return backend

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from services.executor.config import LlamaConfig
 from services.executor.gguf_file import GgufFile
-from services.executor.linear import Linear, pack
+from services.executor.linear import Linear, Pack
 from services.executor.model import Layer, Llama
 from services.executor.rope import make_tables
 from services.model_file import GgufError
@@ -56,13 +56,13 @@ class LayerParts:
         return self.attention_norm + self.qkv + self.attention_out + self.ffn_norm + self.gate_up + self.down
 
 
-def load_llama(file: GgufFile, config: LlamaConfig) -> Llama:
-    """Raises GgufError when file and config do not fit together to the last tensor."""
+def load_llama(file: GgufFile, config: LlamaConfig, pack: Pack) -> Llama:
+    """pack makes the linears. Raises GgufError when file and config do not fit together to the last tensor."""
     parts = list(_all_parts(file, config))
     _check(file, parts)
     with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
-        ends = readers.submit(_read_ends, file, config)  # the largest tensors go first
-        layers = readers.map(partial(_read_layer, file, config), range(config.num_layers))
+        ends = readers.submit(_read_ends, file, config, pack)  # the largest tensors go first
+        layers = readers.map(partial(_read_layer, file, config, pack), range(config.num_layers))
         embedding, head = ends.result()
         factors = _read(file, (_rope_factors(config),)) if _ROPE_FACTORS in file.tensors else None
         return Llama(
@@ -86,13 +86,13 @@ def half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]
     return rows.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(-1, columns)
 
 
-def _read_ends(file: GgufFile, config: LlamaConfig) -> tuple[Tensor, Linear]:
+def _read_ends(file: GgufFile, config: LlamaConfig, pack: Pack) -> tuple[Tensor, Linear]:
     """The embedding and the head, which is the embedding again when the file has no other."""
     embedding = _read(file, (_embedding(config),))
     return embedding, pack(_read(file, (_head(config),)) if _HEAD in file.tensors else embedding)
 
 
-def _read_layer(file: GgufFile, config: LlamaConfig, index: int) -> Layer:
+def _read_layer(file: GgufFile, config: LlamaConfig, pack: Pack, index: int) -> Layer:
     parts = _layer_parts(config, index)
     return Layer(
         attention_norm=_read(file, parts.attention_norm),

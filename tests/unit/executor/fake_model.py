@@ -6,9 +6,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from services.executor.attention import Attention, ReferenceAttention, ReferencePlan
+from services.executor.attention import ReferencePlan
+from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
-from services.executor.model import StepInputs
+from services.executor.operations import Operations, ReferenceOperations
 from services.executor.runner import TorchBackend
 from tests.unit.executor.rig import small_capacity
 
@@ -21,7 +22,7 @@ class FakeModel:
     def __init__(self, logits_of: Callable[[int, int], Tensor]) -> None:
         self._logits_of = logits_of
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, attention: Attention[P]) -> Tensor:
+    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
         return torch.stack((inputs.token_ids, inputs.position_ids), dim=1).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -34,4 +35,4 @@ def fake_backend(
     """A torch backend around a FakeModel, in debug mode."""
     capacity = small_capacity(vocab_size, num_blocks)
     kv = KvCache(capacity, num_layers=1, num_kv_heads=1, head_dim=2)
-    return TorchBackend(FakeModel(logits_of), capacity, kv, ReferenceAttention(), is_debug=True)
+    return TorchBackend(FakeModel(logits_of), capacity, kv, ReferenceOperations(), is_debug=True)

@@ -9,9 +9,10 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from services.executor import gguf_file, linear
-from services.executor.attention import ReferenceAttention, ReferencePlan
+from services.executor.attention import ReferencePlan
 from services.executor.config import read_config
 from services.executor.kv_cache import KvCache
+from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from services.executor.torch_start import open_torch
 from services.executor.weights import load_llama
@@ -95,10 +96,10 @@ def test_a_packed_row_sees_what_it_would_see_alone(tiny: TorchBackend[ReferenceP
 
 def test_not_a_number_in_blocks_of_others_reaches_nobody(tiny: TorchBackend[ReferencePlan]) -> None:
     clean = generate(tiny, [Request(prompt, 8) for prompt in random_prompts(3, 5)])
-    for pool in (*tiny._kv.keys, *tiny._kv.values):
+    for pool in (pool for pools in tiny._kv.layers for pool in pools):
         pool.fill_(torch.nan)
     assert generate(tiny, [Request(prompt, 8) for prompt in random_prompts(3, 5)]) == clean
-    for pool in (*tiny._kv.keys, *tiny._kv.values):
+    for pool in (pool for pools in tiny._kv.layers for pool in pools):
         pool.zero_()
 
 
@@ -117,7 +118,9 @@ def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
     config = read_config(file)
     capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
-    driver = Driver(TorchBackend(load_llama(file, config), capacity, kv, ReferenceAttention(), is_debug=True))
+    operations = ReferenceOperations()
+    model = load_llama(file, config, operations.pack)
+    driver = Driver(TorchBackend(model, capacity, kv, operations, is_debug=True))
     prompt = [5, 17, 40, 8, 61, 3]
     expected = plain_greedy(random_weights(), prompt, 1)
     driver.run([init(1, 6), append(1, [9, 3])], [Row(1, 0, prompt[:5], samples=False)])
@@ -171,10 +174,11 @@ def test_quantized_weights_are_computed_in_float32(tmp_path: Path) -> None:
 
 
 def test_packed_weights_multiply_like_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, x = torch.randn(24, 16), torch.randn(5, 16)
-    packed = linear.pack(weight)(x)
+    weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(5, 16)
+    packed = [linear.pack(weight)(x), linear.pack(weight, bias)(x)]
     monkeypatch.setattr(linear, "has_packing", lambda: False)
-    torch.testing.assert_close(packed, linear.pack(weight)(x))
+    torch.testing.assert_close(packed, [linear.pack(weight)(x), linear.pack(weight, bias)(x)])
+    torch.testing.assert_close(packed[1], x @ weight.T + bias)
 
 
 def test_a_step_without_rows_runs_and_reports_nothing(tiny: TorchBackend[ReferencePlan]) -> None:
