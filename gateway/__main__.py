@@ -35,7 +35,11 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
 
     stop.on_set(on_stop)
     address = await server.start()
-    publish(Path(settings.links.run_dir) / f"{settings.gateway.name}.listen", address)
+    run_dir, name = Path(settings.links.run_dir), settings.gateway.name
+    # The public address comes last: who has it may look for the other.
+    if server.vllm_address:
+        publish(run_dir / f"{name}.vllm", server.vllm_address)
+    publish(run_dir / f"{name}.listen", address)
     try:
         await server.serve(partial(tokenizer.load, models.resolve(settings.model)))
     finally:

@@ -86,6 +86,10 @@ class Calls:
         self._open[request_id] = call
         return call
 
+    def find(self, request_id: str) -> Call | None:
+        """The open call with this id."""
+        return self._open.get(request_id)
+
     def close(self, call: Call) -> None:
         """Forget a call; whatever comes for it from now on is dropped. Idempotent."""
         if self._open.get(call.identity.request) is call:

@@ -38,6 +38,7 @@ class Served:
     ready: EngineReady
     admission: Admission
     prompts: Prompts
+    tokenizer: Tokenizer
     has_chat_template: bool
 
 
@@ -114,6 +115,7 @@ class Engine:
             ready=ready,
             admission=Admission(card, tokenizer.special_id, self._settings),
             prompts=Prompts(tokenizer, card, self._settings, self._threads),
+            tokenizer=tokenizer,
             has_chat_template=tokenizer.chat_template is not None,
         )
 

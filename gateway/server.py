@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -33,6 +33,9 @@ from services.wire.link import AsyncInlet, Outlet
 from services.wire.liveness import Heart, silent_senders
 from services.wire.messages import StatusMessage, SubmitMessage, TextMessage
 from tandem.v1 import chat_pb2, inference_pb2, models_pb2
+
+if TYPE_CHECKING:
+    from gateway.vllm.listener import VllmListener
 
 log = structlog.get_logger()
 
@@ -96,6 +99,8 @@ class Server:
         self._guard = Guard()
         self._health = Health(SERVICE_NAMES)
         self._grpc = grpc.aio.server(options=_options(settings))
+        self._vllm = self._vllm_listener() if settings.vllm_listen else None
+        self.vllm_address = ""  # where VllmEngine is served, once it is
 
     async def start(self) -> str:
         """Take the port and begin to answer; the address that was bound. Raises RuntimeError when it is taken."""
@@ -106,10 +111,14 @@ class Server:
             self._guard.add_service(self._grpc, service, servicer)
         add_reflection(self._grpc, (*SERVICE_NAMES, HEALTH_NAME))
         port = self._grpc.add_insecure_port(self._settings.listen)
+        if self._vllm is not None:
+            self.vllm_address = await self._vllm.bind(self._settings.vllm_listen)
         await self._grpc.start()
         host, _, asked = self._settings.listen.rpartition(":")
         address = f"{host}:{port}" if asked == "0" else self._settings.listen
         log.info("gateway.listening", address=address)
+        if self._vllm is not None:
+            await self._vllm.start(self.vllm_address)
         return address
 
     async def serve(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
@@ -131,6 +140,12 @@ class Server:
             self._over.set_result(ending)
         if ending is Ending.ENGINE_DEAD:
             self.gateway.engine.die("the engine is gone")
+
+    def _vllm_listener(self) -> "VllmListener":
+        # Its contract is a package that only this listener needs.
+        from gateway.vllm.listener import VllmListener  # noqa: PLC0415
+
+        return VllmListener(self.gateway, self._guard, _options(self._settings))
 
     async def _pump_statuses(self) -> None:
         while True:
@@ -185,7 +200,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._grpc.stop(CLOSING_S)
+        stops = [self._grpc.stop(CLOSING_S)] + ([] if self._vllm is None else [self._vllm.stop(CLOSING_S)])
+        await asyncio.gather(*stops)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _idle(self, timeout_s: float) -> None:
@@ -195,6 +211,8 @@ class Server:
 
     def _phase_changed(self, phase: Phase) -> None:
         self._run(self._health.show(is_serving=phase is Phase.READY))
+        if self._vllm is not None:
+            self._run(self._vllm.show(is_serving=phase is Phase.READY))
         if phase is Phase.DEAD and not self._over.done():
             self._over.set_result(Ending.DIED)
 

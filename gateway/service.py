@@ -105,6 +105,14 @@ class Gateway:
             self._unsent.append(Cancel(call.identity))
             self._flush()
 
+    def cancel(self, request_id: str, why: str) -> None:
+        """End an open call for its client and for the engine, dropping what is untold; no error when none is open."""
+        call = self.calls.find(request_id)
+        if call is not None:
+            call.mailbox.discard()
+            call.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, why))
+            self.release(call)
+
     def absorb_texts(self, batches: Iterable[TextBatch]) -> None:
         """Hand out new text and ends."""
         now = self.clock()

@@ -102,6 +102,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: Name = "gateway-0"
     listen: str = "127.0.0.1:50051"
+    vllm_listen: str = ""  # VllmEngine, for the smg gateway (extra `smg`): who reaches it needs no token; empty = off
     max_message_bytes: Positive = 16 * 1024 * 1024  # of one gRPC message, either way
     max_open_calls: Positive = 2048  # generation calls open at once
     max_prompt_bytes: Positive = 4 * 1024 * 1024  # of prompt text before it is tokenized
@@ -172,9 +173,11 @@ def _check(settings: ServerSettings) -> None:
     """What no single field's bounds can say."""
     if settings.links.death_s <= settings.links.heartbeat_s:
         raise SettingsError("links.death_s: must be longer than links.heartbeat_s")
-    host, _, port = settings.gateway.listen.rpartition(":")
-    if host != "unix" and not (host and port.isdecimal() and int(port) <= MAX_PORT):
-        raise SettingsError(f"gateway.listen: expected host:port or unix:path, got {settings.gateway.listen!r}")
+    gateway = settings.gateway
+    for key, listen in (("listen", gateway.listen), ("vllm_listen", gateway.vllm_listen or gateway.listen)):
+        host, _, port = listen.rpartition(":")
+        if host != "unix" and not (host and port.isdecimal() and int(port) <= MAX_PORT):
+            raise SettingsError(f"gateway.{key}: expected host:port or unix:path, got {listen!r}")
 
 
 def handed_down(path: Path) -> ServerSettings:

@@ -31,20 +31,20 @@ def load(path: Path) -> "Tokenizer":
 
 
 class Tokenizer:
-    """See the file's docstring. vocab_size counts every id, special ones included."""
+    """See the file's docstring. vocab_size counts every id, special ones included; prompt_prefix begins raw prompts."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._rule = rule = rule_of(vocabulary.pre_tokenizer)
+        self.rule = rule = rule_of(vocabulary.pre_tokenizer)
         self.vocab_size = len(vocabulary.texts)
         self.eos_token_ids = vocabulary.eos_token_ids
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._token_bytes = token_bytes(vocabulary)
-        self._specials = _texts_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN)
-        added = _texts_of(vocabulary, TokenKind.USER_DEFINED)
-        model = _bpe(vocabulary, rule)
+        self._specials = texts_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN)
+        added = texts_of(vocabulary, TokenKind.USER_DEFINED)
+        model = bpe(vocabulary, rule)
         self._parsing = _encoder(model, rule, [*added, *self._specials])
         self._plain = _encoder(model, rule, added)
-        self._prompt_prefix = _prompt_prefix(vocabulary, rule)
+        self.prompt_prefix = _prompt_prefix(vocabulary, rule)
         self._longest_token = max(map(len, self._token_bytes))
         self._dropped_bytes = _dropped_bytes(self._token_bytes)
         self.chat_template = self._chat_template()
@@ -61,8 +61,8 @@ class Tokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a raw prompt: special tokens may be spelled, and the model's BOS, if it wants one, comes first."""
         token_ids = self.encode(text, parse_special=True)
-        is_there = token_ids[: len(self._prompt_prefix)] == self._prompt_prefix
-        return token_ids if is_there else self._prompt_prefix + token_ids
+        is_there = token_ids[: len(self.prompt_prefix)] == self.prompt_prefix
+        return token_ids if is_there else self.prompt_prefix + token_ids
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
         """The ids of a conversation; only the template's own special tokens are special. Raises TemplateError."""
@@ -80,7 +80,7 @@ class Tokenizer:
     def fewest_tokens(self, text: str) -> int:
         """How many tokens the text has at least, found without encoding it: what is far too long is refused early."""
         refuse_surrogates(text)
-        if self._rule.is_nfc:
+        if self.rule.is_nfc:
             text = unicodedata.normalize("NFC", text)
         return -(-len(text.encode().translate(None, self._dropped_bytes)) // self._longest_token)
 
@@ -90,7 +90,7 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is no text and is left out of output when special tokens are skipped."""
-        return self._vocabulary.is_special(token_id)
+        return self.vocabulary.is_special(token_id)
 
     def special_id(self, text: str) -> int | None:
         """The special token that is spelled exactly so."""
@@ -102,11 +102,11 @@ class Tokenizer:
         return b"".join(self._token_bytes[i] for i in kept).decode(errors="replace")
 
     def _chat_template(self) -> ChatTemplate | None:
-        source = self._vocabulary.chat_template
+        source = self.vocabulary.chat_template
         if source is None:
             return None
-        texts = self._vocabulary.texts
-        bos, eos = self._vocabulary.bos_token_id, next(iter(self.eos_token_ids), None)
+        texts = self.vocabulary.texts
+        bos, eos = self.vocabulary.bos_token_id, next(iter(self.eos_token_ids), None)
         names = {name: "" if i is None else texts[i] for name, i in (("bos_token", bos), ("eos_token", eos))}
         return ChatTemplate(source, list(self._specials), names)
 
@@ -118,7 +118,8 @@ def _encode(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
     return token_ids
 
 
-def _bpe(vocabulary: Vocabulary, rule: Rule) -> BPE:
+def bpe(vocabulary: Vocabulary, rule: Rule) -> BPE:
+    """The model that both encoders share."""
     ids = {text: token_id for token_id, text in enumerate(vocabulary.texts)}
     return BPE(ids, list(vocabulary.merges), ignore_merges=rule.ignore_merges)
 
@@ -134,7 +135,8 @@ def _encoder(model: BPE, rule: Rule, added: Iterable[str]) -> tokenizers.Tokeniz
     return encoder
 
 
-def _texts_of(vocabulary: Vocabulary, *kinds: TokenKind) -> dict[str, int]:
+def texts_of(vocabulary: Vocabulary, *kinds: TokenKind) -> dict[str, int]:
+    """The tokens of some kinds, each with its id."""
     pairs = zip(vocabulary.texts, vocabulary.kinds, strict=True)
     return {text: token_id for token_id, (text, kind) in enumerate(pairs) if kind in kinds}
 

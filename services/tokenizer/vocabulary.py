@@ -38,6 +38,7 @@ class Vocabulary:
     bos_token_id: int | None
     add_bos: bool | None  # None: the file does not say, the pre-tokenizer's row decides
     chat_template: str | None
+    architecture: str = ""  # the model's family, such as llama
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is no text: it is skipped in output, and text never becomes it by itself."""
@@ -67,6 +68,7 @@ def from_metadata(metadata: Metadata) -> Vocabulary:
         bos_token_id=_token_id(metadata, "tokenizer.ggml.bos_token_id", len(texts)),
         add_bos=cast(bool | None, metadata.get("tokenizer.ggml.add_bos_token")),
         chat_template=cast(str | None, metadata.get("tokenizer.chat_template")),
+        architecture=str(metadata.get("general.architecture", "")),
     )
 
 

@@ -1,0 +1,75 @@
+"""A VllmEngine request as one of ours: the same words, so that one set of rules judges both.
+
+That contract has few optional fields: where its zero cannot be a value (top_p, repetition_penalty, n), zero is absent.
+Its max_tokens is a wish: what the context cannot hold is left away, as the HTTP servers do whose clients come here.
+Pure. Knows both messages; judges only what has no counterpart here, and says so by its name there.
+"""
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as pb
+
+from gateway.errors import Violation
+from gateway.fields import refuse_if_any
+from tandem.v1 import common_pb2, inference_pb2
+
+MAX_INT32 = 2**31 - 1
+SEEDS = 2**64
+
+# What a worker of another make would serve.
+_UNSERVED = ("mm_inputs", "extra_mm_inputs", "media_refs", "kv_transfer_params", "kv_transfer_params_json")
+
+
+def translated(request: pb.GenerateRequest, context_length: int) -> inference_pb2.GenerateRequest:
+    """The request as InferenceService knows it; raises CallError for what cannot be said there."""
+    violations: list[Violation] = []
+    for field, _ in request.ListFields():
+        if field.name in _UNSERVED:
+            violations.append(Violation(field.name, "is not served here"))
+    if request.data_parallel_rank:
+        violations.append(Violation("data_parallel_rank", f"there is rank 0 alone, is {request.data_parallel_rank}"))
+    wanted = inference_pb2.GenerateRequest(request_id=request.request_id)
+    if request.WhichOneof("input") == "text":
+        wanted.text = request.text
+    elif request.WhichOneof("input") == "tokenized":
+        wanted.token_ids.ids.extend(request.tokenized.input_ids)
+    params = request.sampling_params
+    wanted.sampling.CopyFrom(_sampling(params))
+    wanted.stopping.CopyFrom(_stopping(params, context_length - len(request.tokenized.input_ids)))
+    wanted.output.CopyFrom(_output(params, violations))
+    refuse_if_any(violations)
+    return wanted
+
+
+def _sampling(params: pb.SamplingParams) -> common_pb2.Sampling:
+    return common_pb2.Sampling(
+        temperature=params.temperature if params.HasField("temperature") else None,
+        top_p=params.top_p or None,
+        top_k=min(params.top_k, MAX_INT32) or None,
+        min_p=params.min_p or None,
+        seed=params.seed % SEEDS if params.HasField("seed") else None,
+        n=params.n or None,
+    )
+
+
+def _stopping(params: pb.SamplingParams, num_left: int) -> common_pb2.Stopping:
+    # A prompt that leaves no room at all is refused for what it is.
+    max_tokens = min(params.max_tokens, max(num_left, 1)) if params.HasField("max_tokens") else None
+    return common_pb2.Stopping(
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens or None,
+        stop=params.stop,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos or None,
+        include_stop=params.include_stop_str_in_output or None,
+    )
+
+
+def _output(params: pb.SamplingParams, violations: list[Violation]) -> common_pb2.Output:
+    output = common_pb2.Output(skip_special_tokens=params.skip_special_tokens)
+    if params.HasField("logprobs"):
+        if params.logprobs < 0:
+            violations.append(Violation("sampling_params.logprobs", f"must be >= 0, is {params.logprobs}"))
+        else:
+            output.logprobs = params.logprobs
+    if params.HasField("truncate_prompt_tokens"):
+        violations.append(Violation("sampling_params.truncate_prompt_tokens", "is not served here"))
+    return output
