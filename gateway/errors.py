@@ -46,6 +46,10 @@ _CODES: Mapping["ErrorReason", int] = MappingProxyType(
         reasons.ERROR_REASON_STEP_FAILED: code_pb2.INTERNAL,
         reasons.ERROR_REASON_CONSTRAINT_FAILED: code_pb2.FAILED_PRECONDITION,
         reasons.ERROR_REASON_INTERNAL: code_pb2.INTERNAL,
+        reasons.ERROR_REASON_UNAUTHENTICATED: code_pb2.UNAUTHENTICATED,
+        reasons.ERROR_REASON_PERMISSION_DENIED: code_pb2.PERMISSION_DENIED,
+        reasons.ERROR_REASON_RATE_LIMITED: code_pb2.RESOURCE_EXHAUSTED,
+        reasons.ERROR_REASON_MESSAGE_TOO_LARGE: code_pb2.RESOURCE_EXHAUSTED,
     }
 )
 
@@ -73,6 +77,17 @@ _RETRIABLE = frozenset(
         reasons.ERROR_REASON_TOO_MANY_CALLS,
         reasons.ERROR_REASON_NOT_READY,
         reasons.ERROR_REASON_DRAINING,
+        reasons.ERROR_REASON_RATE_LIMITED,
+    }
+)
+
+# What ran out, for QuotaFailure; a rate limit names its own.
+_QUOTAS: Mapping["ErrorReason", str] = MappingProxyType(
+    {
+        reasons.ERROR_REASON_QUEUE_FULL: "waiting sequences",
+        reasons.ERROR_REASON_TOO_MANY_CALLS: "open calls",
+        reasons.ERROR_REASON_KV_CAPACITY: "KV blocks",
+        reasons.ERROR_REASON_MESSAGE_TOO_LARGE: "message bytes",
     }
 )
 
@@ -94,6 +109,7 @@ class CallError(Exception):
     violations: tuple[Violation, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     retry_after_s: float | None = None
+    quota: str = ""  # what ran out, where the reason alone does not say it
     trailers: tuple[tuple[str, str], ...] = ()  # trailing metadata: what the call cost until it failed
 
     def __str__(self) -> str:
@@ -142,6 +158,10 @@ def _details(error: CallError) -> Iterable[Message]:
             for violation in error.violations
         ]
         yield error_details_pb2.BadRequest(field_violations=fields)
+    quota = error.quota or _QUOTAS.get(error.reason)
+    if quota is not None:
+        violation = error_details_pb2.QuotaFailure.Violation(subject=quota, description=error.message)
+        yield error_details_pb2.QuotaFailure(violations=[violation])
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.reason in _RETRIABLE:
         retry_after_s = DEFAULT_RETRY_S

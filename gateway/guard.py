@@ -16,7 +16,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from gateway import errors
+from gateway import access, errors
 from gateway.errors import CallError
 from tandem.v1 import errors_pb2 as reasons
 
@@ -29,7 +29,8 @@ Method = Callable[[Any, Context], Awaitable[Message | None]]
 class Guard:
     """Stands before every method of every service of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_message_bytes: int) -> None:
+        self._max_message_bytes = max_message_bytes
         self._num_active = 0
         # Set while every client has been told the end of its call.
         self.idle = asyncio.Event()
@@ -49,7 +50,8 @@ class Guard:
             self._num_active += 1
             self.idle.clear()
             try:
-                return await _outcome(descriptor, method, partial(_decoded, request_class, raw), context)
+                decode = partial(_decoded, request_class, raw, self._max_message_bytes)
+                return await _outcome(descriptor, method, decode, context)
             finally:
                 self._num_active -= 1
                 if not self._num_active:
@@ -64,7 +66,8 @@ async def _outcome(
     descriptor: MethodDescriptor, method: Method, request: Callable[[], Message], context: Context
 ) -> Message | None:
     try:
-        return await method(request(), context)
+        with access.caller().call():
+            return await method(request(), context)
     except CallError as error:
         status = errors.status(error)
     except grpc.aio.BaseError:
@@ -78,7 +81,11 @@ async def _outcome(
     return None
 
 
-def _decoded(request_class: type[Message], raw: bytes) -> Message:
+def _decoded(request_class: type[Message], raw: bytes, max_bytes: int) -> Message:
+    if len(raw) > max_bytes:
+        message = f"the request has {len(raw)} bytes, a message may have {max_bytes}"
+        sizes = {"limit": str(max_bytes), "given": str(len(raw))}
+        raise CallError(reasons.ERROR_REASON_MESSAGE_TOO_LARGE, message, metadata=sizes)
     try:
         return request_class.FromString(raw)
     except DecodeError as error:

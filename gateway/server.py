@@ -9,7 +9,7 @@ been told so.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import structlog
 
+from gateway import transport
 from gateway.chat import ChatServicer
+from gateway.door import Door
 from gateway.engine import Phase
 from gateway.guard import Guard
 from gateway.health import SERVICE_NAME as HEALTH_NAME
@@ -48,8 +50,6 @@ SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 
 # Two tokenizer threads, so that one long text does not hold up the others; more would take cores from the engine.
 TOKENIZER_THREADS = 2
-# Calls that may wait for the event loop to look at them, which then takes or refuses each.
-MAX_PENDING_CALLS = 16384
 # How often the clock is looked at: to become ready, and afterwards.
 STARTING_TICK_S = 0.02
 TICK_S = 0.25
@@ -96,30 +96,29 @@ class Server:
         self._over: asyncio.Future[Ending] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._can_tokenize = False
-        self._guard = Guard()
+        self._guard = Guard(settings.max_message_bytes)
         self._health = Health(SERVICE_NAMES)
-        self._grpc = grpc.aio.server(options=_options(settings))
+        self._door = Door(settings, time.monotonic)
+        self._grpc = grpc.aio.server(interceptors=self._door.interceptors, options=transport.options(settings))
         self._vllm = self._vllm_listener() if settings.vllm_listen else None
         self.vllm_address = ""  # where VllmEngine is served, once it is
 
     async def start(self) -> str:
-        """Take the port and begin to answer; the address that was bound. Raises RuntimeError when it is taken."""
+        """Take the ports and begin to answer; the addresses, separated by commas. RuntimeError when one is taken."""
         await self._health.add_to(self._grpc)
         gateway = self.gateway
         servicers = (InferenceServicer(gateway), ChatServicer(gateway), ModelServicer(gateway.engine, self._settings))
         for service, servicer in zip(SERVICES, servicers, strict=True):
             self._guard.add_service(self._grpc, service, servicer)
         add_reflection(self._grpc, (*SERVICE_NAMES, HEALTH_NAME))
-        port = self._grpc.add_insecure_port(self._settings.listen)
+        addresses = transport.listen(self._grpc, self._settings)
         if self._vllm is not None:
             self.vllm_address = await self._vllm.bind(self._settings.vllm_listen)
         await self._grpc.start()
-        host, _, asked = self._settings.listen.rpartition(":")
-        address = f"{host}:{port}" if asked == "0" else self._settings.listen
-        log.info("gateway.listening", address=address)
+        log.info("gateway.listening", addresses=addresses)
         if self._vllm is not None:
             await self._vllm.start(self.vllm_address)
-        return address
+        return ",".join(addresses)
 
     async def serve(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
         """Serve until told to stop, then end every call and the server. Raises EngineGone when the engine died."""
@@ -176,6 +175,7 @@ class Server:
             if now - then < pause + self._timing.death_s / 2 and self.gateway.engine.phase is not Phase.DEAD:
                 self._check_peers(now)
             self.gateway.tick(now)
+            self._door.look_again()
             then = now
 
     def _check_peers(self, now: float) -> None:
@@ -232,21 +232,3 @@ class Server:
         else:
             self._over.set_exception(error)
         self.gateway.engine.die("the gateway failed")
-
-
-def _options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
-    return (
-        # A port that is taken must fail, not be shared in silence.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
-        # By default core resets calls at random, without a word, once a thousand wait for the event loop.
-        ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
-        ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
-        # Clients may ping as they like; dead ones are found by our own pings.
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-    )

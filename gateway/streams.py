@@ -8,14 +8,14 @@ CancelledError is never swallowed; whatever happens, the call is released.
 
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from gateway import errors
+from gateway import access, errors
 from gateway.admission import Request, Terms
 from gateway.calls import Call
 from gateway.errors import CallError
@@ -59,6 +59,7 @@ class Streams(Generic[R]):
 
     async def _terms(self, request: R) -> Terms:
         terms = self.gateway.engine.served().admission.terms(request)
+        terms = replace(terms, tenant=access.caller().tenant_for(terms.tenant))
         # A client may cancel a call and use its id again at once, and gRPC may tell of the new call first.
         await self.gateway.calls.wait_for_id(terms.request_id, CANCEL_LAG_S)
         return terms

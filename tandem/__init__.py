@@ -11,6 +11,7 @@ The generated stubs of the contract are in tandem.v1.
 
 from tandem.aio import AsyncClient, AsyncStream
 from tandem.client import Client, Stream
+from tandem.connection import Tls
 from tandem.errors import TandemError
 from tandem.requests import Options
 from tandem.results import (
@@ -39,6 +40,7 @@ __all__ = [
     "Stream",
     "TandemError",
     "Timings",
+    "Tls",
     "TokenLogprobs",
     "Usage",
 ]

@@ -12,7 +12,8 @@ import grpc
 from google.protobuf.message import Message
 
 from tandem import errors, requests
-from tandem.client import CHANNEL_OPTIONS, DEFAULT_ADDRESS, POLL_S
+from tandem.client import POLL_S
+from tandem.connection import DEFAULT_ADDRESS, Tls, connection
 from tandem.requests import Method, Options
 from tandem.results import Chunk, Generation, Model
 from tandem.v1 import models_pb2
@@ -65,13 +66,24 @@ class AsyncStream(Generic[Result]):
 
 
 class AsyncClient:
-    """Calls to one Tandem server. timeout_s: seconds; None waits for ever."""
+    """Calls to one Tandem server. tls: None = a plain connection; token: TANDEM_TOKEN by default.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, credentials: grpc.ChannelCredentials | None = None) -> None:
+    timeout_s of every call: seconds; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: Tls | grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+    ) -> None:
+        way = connection(address, tls, token)
+        self._metadata = way.metadata
         self._channel = (
-            grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            grpc.aio.insecure_channel(address, options=way.options)
+            if way.credentials is None
+            else grpc.aio.secure_channel(address, way.credentials, options=way.options)
         )
 
     async def generate(
@@ -144,10 +156,10 @@ class AsyncClient:
     async def _unary(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
         call = self._channel.unary_unary(method.path, type(request).SerializeToString, method.reply.FromString)
         try:
-            return method.read(await call(request, timeout=timeout_s))
+            return method.read(await call(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
 
     def _stream(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> AsyncStream[Result]:
         call = self._channel.unary_stream(method.path, type(request).SerializeToString, method.reply.FromString)
-        return AsyncStream(call(request, timeout=timeout_s), method)
+        return AsyncStream(call(request, timeout=timeout_s, metadata=self._metadata), method)

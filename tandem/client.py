@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import Message
 
 from tandem import errors, requests
+from tandem.connection import DEFAULT_ADDRESS, Tls, connection
 from tandem.requests import Method, Options
 from tandem.results import Chunk, Generation, Model
 from tandem.v1 import models_pb2
@@ -21,15 +22,6 @@ Reply = TypeVar("Reply", bound=Message)
 ReplyOut = TypeVar("ReplyOut", bound=Message, covariant=True)
 Result = TypeVar("Result")
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    # A server that is gone without a word is noticed during a long generation.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
 # How often a server that is not ready yet is asked again.
 POLL_S = 0.1
 
@@ -74,13 +66,24 @@ class Stream(Generic[Result]):
 
 
 class Client:
-    """Calls to one Tandem server. timeout_s: seconds; None waits for ever."""
+    """Calls to one Tandem server. tls: None = a plain connection; token: TANDEM_TOKEN by default.
 
-    def __init__(self, address: str = DEFAULT_ADDRESS, credentials: grpc.ChannelCredentials | None = None) -> None:
+    timeout_s of every call: seconds; None waits for ever.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        tls: Tls | grpc.ChannelCredentials | None = None,
+        token: str | None = None,
+    ) -> None:
+        way = connection(address, tls, token)
+        self._metadata = way.metadata
         self._channel = (
-            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-            if credentials is None
-            else grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+            grpc.insecure_channel(address, options=way.options)
+            if way.credentials is None
+            else grpc.secure_channel(address, way.credentials, options=way.options)
         )
 
     def generate(
@@ -152,10 +155,10 @@ class Client:
     def _unary(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
         call = self._channel.unary_unary(method.path, type(request).SerializeToString, method.reply.FromString)
         try:
-            return method.read(call(request, timeout=timeout_s))
+            return method.read(call(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise errors.from_rpc(error) from error
 
     def _stream(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Stream[Result]:
         call = self._channel.unary_stream(method.path, type(request).SerializeToString, method.reply.FromString)
-        return Stream(call(request, timeout=timeout_s), method)
+        return Stream(call(request, timeout=timeout_s, metadata=self._metadata), method)

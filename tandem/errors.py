@@ -8,9 +8,13 @@ TandemError
 ├── PreconditionFailed              right request, wrong server state
 │   ├── NoChatTemplate              the model cannot chat
 │   └── ConstraintFailed            structured output reached a dead end
+├── Unauthenticated                 no bearer token, or one that the server does not know
+├── PermissionDenied                the token does not allow it
 ├── Overloaded                      the server has no room; see `retry_after_s`
 │   ├── QueueFull
 │   ├── TooManyCalls
+│   ├── RateLimited                 the token has used up its calls
+│   ├── MessageTooLarge             the request is larger than a message may be
 │   ├── KvCapacity                  the request can never fit in this server's memory
 │   └── SlowReader                  the stream was not read for too long
 ├── DeadlineExceeded                the call's timeout passed
@@ -108,6 +112,14 @@ class ConstraintFailed(PreconditionFailed):
     """Structured output reached a dead end."""
 
 
+class Unauthenticated(TandemError):
+    """The call showed no bearer token, or one that the server does not know."""
+
+
+class PermissionDenied(TandemError):
+    """The token does not allow it."""
+
+
 class Overloaded(TandemError):
     """The server has no room."""
 
@@ -118,6 +130,14 @@ class QueueFull(Overloaded):
 
 class TooManyCalls(Overloaded):
     """The gateway has as many calls open as it may."""
+
+
+class RateLimited(Overloaded):
+    """The token has used up its calls."""
+
+
+class MessageTooLarge(Overloaded):
+    """The request is larger than a message may be."""
 
 
 class KvCapacity(Overloaded):
@@ -193,6 +213,10 @@ BY_REASON: Mapping[str, type[TandemError]] = {
     "STEP_FAILED": StepFailed,
     "CONSTRAINT_FAILED": ConstraintFailed,
     "INTERNAL": ServerError,
+    "UNAUTHENTICATED": Unauthenticated,
+    "PERMISSION_DENIED": PermissionDenied,
+    "RATE_LIMITED": RateLimited,
+    "MESSAGE_TOO_LARGE": MessageTooLarge,
 }
 
 # For errors of the transport, which gives no reason, and of servers with reasons that are newer than this client.
@@ -202,6 +226,8 @@ BY_CODE: Mapping[grpc.StatusCode, type[TandemError]] = {
     grpc.StatusCode.NOT_FOUND: ModelNotFound,
     grpc.StatusCode.ALREADY_EXISTS: DuplicateRequestId,
     grpc.StatusCode.FAILED_PRECONDITION: PreconditionFailed,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Overloaded,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,

@@ -101,7 +101,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The gRPC front."""
 
     name: Name = "gateway-0"
-    listen: str = "127.0.0.1:50051"
+    listen: str = "127.0.0.1:50051"  # host:port or unix:path; several are separated by commas
     vllm_listen: str = ""  # VllmEngine, for the smg gateway (extra `smg`): who reaches it needs no token; empty = off
     max_message_bytes: Positive = 16 * 1024 * 1024  # of one gRPC message, either way
     max_open_calls: Positive = 2048  # generation calls open at once
@@ -128,6 +128,16 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_unread_tokens: Positive = 16384  # of one stream, kept while its client does not read; beyond it the call ends
     stall_s: Seconds = 30.0  # a reader that takes nothing for so long is ended
     drain_s: Duration = 30.0  # how long a stopping server lets open calls finish
+    tls_certificate: str = ""  # PEM file, leaf first; with tls_key it makes TLS of every host:port
+    tls_key: str = ""  # PEM file
+    tls_client_ca: str = ""  # PEM file; clients must then show a certificate that one of these signed
+    tokens: str = ""  # TOML file of bearer tokens (access.py); empty = nobody is asked for one
+    tokenless: tuple[Literal["health", "reflection"], ...] = ("health", "reflection")  # what needs no token
+    max_metadata_bytes: Annotated[int, Meta(ge=1024)] = 16 * 1024  # of a call's metadata, keys and values
+    keepalive_s: Seconds = 30.0  # a connection that was silent for so long is asked for a sign of life
+    keepalive_timeout_s: Seconds = 20.0  # and given up when none comes within this
+    min_ping_s: Seconds = 5.0  # clients that ping more often, with nothing to say, get a strike each time
+    max_ping_strikes: Positive = 3  # one more, and the connection is closed
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,10 +184,15 @@ def _check(settings: ServerSettings) -> None:
     if settings.links.death_s <= settings.links.heartbeat_s:
         raise SettingsError("links.death_s: must be longer than links.heartbeat_s")
     gateway = settings.gateway
-    for key, listen in (("listen", gateway.listen), ("vllm_listen", gateway.vllm_listen or gateway.listen)):
+    wanted = [("listen", address) for address in gateway.listen.split(",")]
+    for key, listen in (*wanted, ("vllm_listen", gateway.vllm_listen or gateway.listen.split(",")[0])):
         host, _, port = listen.rpartition(":")
-        if host != "unix" and not (host and port.isdecimal() and int(port) <= MAX_PORT):
+        if not listen.startswith("unix:") and not (host and port.isdecimal() and int(port) <= MAX_PORT):
             raise SettingsError(f"gateway.{key}: expected host:port or unix:path, got {listen!r}")
+    if bool(gateway.tls_certificate) != bool(gateway.tls_key):
+        raise SettingsError("gateway.tls_key: goes together with gateway.tls_certificate")
+    if gateway.tls_client_ca and not gateway.tls_certificate:
+        raise SettingsError("gateway.tls_client_ca: needs gateway.tls_certificate and gateway.tls_key")
 
 
 def handed_down(path: Path) -> ServerSettings:

@@ -10,7 +10,6 @@ from tandem.cli.chat import chat
 from tandem.cli.failures import told
 from tandem.cli.generate import generate
 from tandem.cli.serve import serve
-from tandem.client import Client
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,9 +24,16 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.command()
-def models(address: knobs.Address = knobs.ADDRESS) -> None:
+def models(
+    address: knobs.Address = knobs.ADDRESS,
+    tls: knobs.UsesTls = False,
+    tls_ca: knobs.TlsCa = None,
+    tls_certificate: knobs.TlsCertificate = None,
+    tls_key: knobs.TlsKey = None,
+    token: knobs.Token = None,
+) -> None:
     """Say what is served, and its bounds."""
-    with told(address), Client(address) as client:
+    with told(address), knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
         for model in client.models():
             typer.echo(f"{model.name}: {model.backend} {model.dtype}, context {model.context_length} tokens")
             typer.echo(f"  KV cache of {model.kv_capacity_tokens} tokens, {model.max_num_seqs} sequences at once")

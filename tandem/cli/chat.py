@@ -36,13 +36,18 @@ def chat(
     stop: knobs.Stop = None,
     usage: knobs.ShowUsage = False,
     timeout: knobs.Timeout = None,
+    tls: knobs.UsesTls = False,
+    tls_ca: knobs.TlsCa = None,
+    tls_certificate: knobs.TlsCertificate = None,
+    tls_key: knobs.TlsKey = None,
+    token: knobs.Token = None,
 ) -> None:
     """Talk with the model."""
     options = Options(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
     )
     opening = [{"role": "system", "content": system}] if system is not None else []
-    with Client(address) as client:
+    with knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
         talk = Talk(client, options, opening, usage, timeout)
         if once is not None:
             with told(address):

@@ -30,6 +30,11 @@ def generate(
     stream: Annotated[bool, typer.Option(help="Write text as it comes, or all at once.")] = True,
     usage: knobs.ShowUsage = False,
     timeout: knobs.Timeout = None,
+    tls: knobs.UsesTls = False,
+    tls_ca: knobs.TlsCa = None,
+    tls_certificate: knobs.TlsCertificate = None,
+    tls_key: knobs.TlsKey = None,
+    token: knobs.Token = None,
 ) -> None:
     """Complete a prompt and write the text."""
     options = Options(
@@ -45,7 +50,7 @@ def generate(
         logprobs=logprobs,
     )
     text = _prompt(prompt)
-    with told(address), Client(address) as client:
+    with told(address), knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
         if stream:
             _stream(client, text, options, usage, timeout)
         else:

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from services.runtime import logs, models
-from services.runtime.settings import ServerSettings, SettingsError, load
+from services.runtime import access, logs, models
+from services.runtime.settings import GatewaySettings, ServerSettings, SettingsError, load
 from services.runtime.supervisor import supervise
 from tandem.cli.startup import Startup
 
@@ -22,7 +22,13 @@ BAD_SETTINGS = 2
 def serve(
     config: Annotated[Path | None, typer.Option(help="TOML file with a section for each service.")] = None,
     model: Annotated[str | None, typer.Option(help="GGUF file to serve [default: the embedded model].")] = None,
-    listen: Annotated[str | None, typer.Option(help="Address of the gRPC port; port 0 picks a free one.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port (0 picks a free one) or unix:path; several, separated by commas.")
+    ] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="PEM file; with --tls-key every port is TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    tls_client_ca: Annotated[str | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None,
+    tokens: Annotated[str | None, typer.Option(help="TOML file of the bearer tokens that may call.")] = None,
     backend: Annotated[str | None, typer.Option(help="torch, simulated or echo.")] = None,
     depth: Annotated[int | None, typer.Option(help="Plans in flight: 1 (no overlap), 2 or 3.")] = None,
     token_budget: Annotated[int | None, typer.Option(help="Most tokens one step computes.")] = None,
@@ -43,7 +49,13 @@ def serve(
     """Serve a model: start the engine's processes, and stop them on SIGTERM or ctrl-C (twice: at once)."""
     flags: dict[str, Any] = {
         "model": {"path": model},
-        "gateway": {"listen": listen},
+        "gateway": {
+            "listen": listen,
+            "tls_certificate": tls_certificate,
+            "tls_key": tls_key,
+            "tls_client_ca": tls_client_ca,
+            "tokens": tokens,
+        },
         "scheduler": {
             "depth": depth,
             "token_budget": token_budget,
@@ -78,6 +90,7 @@ def serve(
 def run(settings: ServerSettings) -> int:
     """Serve until stopped; the exit code. Raises SettingsError before anything is started."""
     models.resolve(settings.model)
+    _check_files(settings.gateway)
     logs.configure("supervisor", settings.log_level)
     console = Console(stderr=True)
     startup = Startup(settings, console)
@@ -97,6 +110,16 @@ def run(settings: ServerSettings) -> int:
     if code:
         console.print("[bold red]tandem serve:[/] the server ended with an error; the log above says why")
     return code
+
+
+def _check_files(settings: GatewaySettings) -> None:
+    """Raise SettingsError for a file that the gateway would miss."""
+    for name in ("tls_certificate", "tls_key", "tls_client_ca"):
+        path = getattr(settings, name)
+        if path and not Path(path).is_file():
+            raise SettingsError(f"gateway.{name}: no file at {path}")
+    if settings.tokens:
+        access.load(Path(settings.tokens))
 
 
 def _given(flags: dict[str, Any]) -> dict[str, Any]:

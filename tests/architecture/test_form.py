@@ -17,6 +17,7 @@ COMMANDS = {
     ("tandem/cli/serve.py", "serve"),
     ("tandem/cli/generate.py", "generate"),
     ("tandem/cli/chat.py", "chat"),
+    ("tandem/cli/__init__.py", "models"),
 }
 MAY_BE_LONG = COMMANDS
 # attend_paged has the signature of the kernels that it stands for.

@@ -259,6 +259,7 @@ class Failure:
     retry_s: float | None
     metadata: dict[str, str]
     trailers: dict[str, str | bytes]
+    quotas: tuple[str, ...] = ()
 
 
 def failure(error: grpc.aio.AioRpcError) -> Failure:
@@ -266,9 +267,10 @@ def failure(error: grpc.aio.AioRpcError) -> Failure:
     info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     trailers = dict(error.trailing_metadata() or ())
     status = status_pb2.Status.FromString(trailers.pop("grpc-status-details-bin"))
-    retry_s = None
+    retry_s, quota = None, error_details_pb2.QuotaFailure()
     for packed in status.details:
         packed.Unpack(info)
+        packed.Unpack(quota)
         packed.Unpack(bad)
         if packed.Unpack(retry):
             retry_s = retry.retry_delay.ToMilliseconds() / 1000
@@ -282,4 +284,5 @@ def failure(error: grpc.aio.AioRpcError) -> Failure:
         retry_s=retry_s,
         metadata=dict(info.metadata),
         trailers=trailers,
+        quotas=tuple(violation.subject for violation in quota.violations),
     )
