@@ -51,7 +51,6 @@ def options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
 
 def listen(server: grpc.aio.Server, settings: GatewaySettings) -> list[str]:
     """Take every address; those that were bound, with the ports that were picked. Raises RuntimeError or OSError."""
-    credentials = _credentials(settings)
     bound = []
     for address in settings.listen.split(","):
         if address.startswith(UNIX):
@@ -59,6 +58,8 @@ def listen(server: grpc.aio.Server, settings: GatewaySettings) -> list[str]:
             server.add_insecure_port(address)
             bound.append(address)
             continue
+        # Credentials of its own for each: gRPC hands the first certificates to one port alone.
+        credentials = _credentials(settings)
         port = (
             server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
         )

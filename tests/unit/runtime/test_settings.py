@@ -50,6 +50,10 @@ def test_overrides_win_over_the_file_key_by_key(tmp_path: Path) -> None:
         ('[gateway]\nlisten = "localhost"', r"^gateway\.listen: expected host:port or unix:path, got 'localhost'$"),
         ('[gateway]\nlisten = "127.0.0.1:65536"', r"^gateway\.listen: expected host:port"),
         ('[gateway]\nlisten = ":50051"', r"^gateway\.listen: expected host:port"),
+        ('[gateway]\nlisten = "unix:/a,nowhere"', r"^gateway\.listen: expected host:port or unix:path, got 'nowhere'$"),
+        ('[gateway]\ntls_key = "k"', r"^gateway\.tls_key: goes together with gateway\.tls_certificate$"),
+        ('[gateway]\ntls_client_ca = "c"', r"^gateway\.tls_client_ca: needs gateway\.tls_certificate"),
+        ('[gateway]\ntokenless = ["generate"]', r"^gateway\.tokenless.*: Invalid enum value 'generate'$"),
         ("scheduler = 3", r"^scheduler: Expected `object`, got `int`$"),
         ("depth", r"tandem\.toml: Expected '='"),
     ],
@@ -59,7 +63,9 @@ def test_what_is_wrong_is_refused_by_name(tmp_path: Path, text: str, message: st
         load(_file(tmp_path, text))
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:50051", "localhost:65535", "unix:/run/tandem.sock"])
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:0", "[::1]:50051", "localhost:65535", "unix:/run/tandem.sock", "0.0.0.0:1,unix:/s"]
+)
 def test_addresses_to_listen_on(listen: str) -> None:
     assert load(None, {"gateway": {"listen": listen}}).gateway.listen == listen
 

@@ -4,14 +4,19 @@ import asyncio
 import os
 import signal
 import sys
+from pathlib import Path
 
+import msgspec
 import pytest
+import trustme
 from typer.testing import CliRunner, Result
 
+from services.runtime import access
+from services.tokenizer import Tokenizer
 from services.wire import columns
 from services.wire.messages import FailureReason, FinishReason, Submit
 from tandem.cli import app
-from tests.unit.gateway.rig import Front
+from tests.unit.gateway.rig import SETTINGS, Front, running
 from tests.unit.gateway.test_calls import LOGPROBS
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -161,3 +166,29 @@ async def test_models_and_version(front: Front) -> None:
     assert done.exit_code == 0
     assert "smol: fake float32, context 512 tokens" in done.stdout and "max_n = 4" in done.stdout
     assert (await tandem("--version")).stdout.startswith("tandem ")
+
+
+async def test_the_commands_of_clients_show_a_token_and_read_certificates(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    ca = trustme.CA()
+    issued = ca.issue_cert("127.0.0.1")
+    pems = {"ca": ca.cert_pem.bytes(), "key": issued.private_key_pem.bytes(), "cert": issued.cert_chain_pems[0].bytes()}
+    at = {name: tmp_path / name for name in (*pems, "tokens")}
+    for name, pem in pems.items():
+        at[name].write_bytes(pem)
+    at["tokens"].write_text(f'[[token]]\nname = "a"\nsha256 = "{access.digest("secret")}"\n')
+    settings = msgspec.structs.replace(
+        SETTINGS, tls_certificate=str(at["cert"]), tls_key=str(at["key"]), tokens=str(at["tokens"])
+    )
+    async with running(tokenizer, settings) as front:
+        arguments = ["--address", front.address, "--tls-ca", str(at["ca"])]
+        for command in (["generate", "--prompt", "x"], ["chat", "--once", "x"], ["models"]):
+            denied = await tandem(*command, *arguments)
+            assert (denied.exit_code, "no token" in denied.stderr) == (1, True)
+        engine = asyncio.create_task(answered(front, "Paris"))
+        done = await tandem("generate", "--prompt", "x", *arguments, "--token", "secret")
+        assert done.stdout == "Paris\n"
+        await engine
+        shown = await asyncio.to_thread(CliRunner().invoke, app, ["models", *arguments], env={"TANDEM_TOKEN": "secret"})
+        assert shown.exit_code == 0 and "smol" in shown.stdout
+        wrong = await tandem("models", "--address", front.address, "--tls-ca", str(tmp_path / "absent"))
+        assert (wrong.exit_code, "absent" in wrong.stderr) == (2, True)
