@@ -144,7 +144,7 @@ class Server:
         # Its contract is a package that only this listener needs.
         from gateway.vllm.listener import VllmListener  # noqa: PLC0415
 
-        return VllmListener(self.gateway, self._guard, _options(self._settings))
+        return VllmListener(self.gateway, self._guard, transport.options(self._settings))
 
     async def _pump_statuses(self) -> None:
         while True:
