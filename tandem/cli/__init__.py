@@ -5,10 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import bench, knobs
+from tandem.cli import knobs
+from tandem.cli.bench import policies
 from tandem.cli.chat import chat
 from tandem.cli.failures import told
 from tandem.cli.generate import generate
+from tandem.cli.load import load
 from tandem.cli.serve import serve
 
 app = typer.Typer(
@@ -20,7 +22,10 @@ app = typer.Typer(
 app.command()(serve)
 app.command()(generate)
 app.command()(chat)
-app.add_typer(bench.app, name="bench")
+bench = typer.Typer(invoke_without_command=True, help="Put servers under load, or the scheduler into virtual time.")
+bench.callback()(load)
+bench.command()(policies)
+app.add_typer(bench, name="bench")
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`tandem bench`: measurements that need no server. `policies` runs the scheduler itself in virtual time.
+"""`tandem bench policies`: the scheduler itself in virtual time, which needs no server.
 
 Exit codes: 0, or 2 when plots are asked for and matplotlib is not installed.
 """
@@ -19,7 +19,6 @@ from tandem.cli.failures import BAD_INPUT
 
 Results = Sequence[tuple[Scenario, Sequence[Outcome]]]
 
-app = typer.Typer(no_args_is_help=True, help="Measure; nothing here needs a server.")
 
 COLUMNS = (
     "output\ntok/s",
@@ -34,12 +33,6 @@ COLUMNS = (
 MIN_WIDTH = 120  # where the width is not known, as in a pipe
 
 
-@app.callback()
-def _bench() -> None:
-    """Measure; nothing here needs a server."""
-
-
-@app.command()
 def policies(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the workloads; the same gives the same numbers.")] = 0,
     only: Annotated[list[str] | None, typer.Option(help="One scenario, by name; may be repeated.")] = None,

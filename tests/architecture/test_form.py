@@ -18,6 +18,7 @@ COMMANDS = {
     ("tandem/cli/generate.py", "generate"),
     ("tandem/cli/chat.py", "chat"),
     ("tandem/cli/__init__.py", "models"),
+    ("tandem/cli/load.py", "load"),
 }
 MAY_BE_LONG = COMMANDS
 # attend_paged has the signature of the kernels that it stands for.

@@ -39,7 +39,8 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("smg_grpc_proto",): ("gateway.vllm",),
     ("tokenizers", "jinja2"): ("services.tokenizer",),
     ("typer", "rich", "click"): ("tandem.cli",),
-    ("matplotlib",): ("tandem.cli.bench_plots",),
+    ("matplotlib",): ("tandem.cli.bench_plots", "tandem.cli.load_plots"),
+    ("aiohttp",): ("tandem.load.completions_target",),
     ("subprocess", "ctypes"): ("services.runtime",),
 }
 
