@@ -13,6 +13,8 @@ from services.wire.messages import RowFlag
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _SAMPLE = int(RowFlag.SAMPLE)

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 U64 = NDArray[np.uint64]
 
 MASK_64 = (1 << 64) - 1
+# Below it every gap between two scores is beyond float32's range; it keeps gap / temperature finite.
+MIN_TEMPERATURE = 1e-30
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)

@@ -7,10 +7,10 @@ that are strictly likelier, so equal ones share a rank.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from services.executor.batch import I32, I64
+from services.executor.selection import NO_TOKEN, Ranking
 from services.wire.messages import Logprobs
 
 
@@ -31,12 +31,12 @@ def report(logits: Tensor, chosen: Tensor, rows: I64, wanted: I32) -> Report:
     normalizer = logits.logsumexp(-1, keepdim=True)
     own = logits.gather(1, chosen[:, None])
     own_rank = 1 + (logits > own).sum(-1, keepdim=True)
-    best = logits.topk(most, dim=-1)
-    best_rank = 1 + (best.values[:, None, :] > best.values[:, :, None]).sum(-1)
-    token_ids = torch.cat((chosen[:, None], best.indices), dim=1).numpy()
-    ranks = torch.cat((own_rank, best_rank), dim=1).numpy()
-    values = (torch.cat((own, best.values), dim=1) - normalizer).numpy()
-    is_listed = np.arange(most + 1) <= wanted[:, None]
+    best, best_ids = Ranking(logits).top(np.arange(len(logits)), np.full(len(logits), most, np.int64))
+    best_ranks = 1 + (best[:, None, :] > best[:, :, None]).sum(-1)
+    token_ids = np.concatenate((chosen[:, None].numpy(), best_ids), axis=1)
+    ranks = np.concatenate((own_rank.numpy(), best_ranks), axis=1)
+    values = np.concatenate((own.numpy(), best), axis=1) - normalizer.numpy()
+    is_listed = (np.arange(most + 1) <= wanted[:, None]) & (token_ids != NO_TOKEN)
     is_listed[:, 1:] &= token_ids[:, 1:] != token_ids[:, :1]
     return Report(
         rows=rows.astype(np.int32),

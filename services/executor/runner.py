@@ -50,7 +50,7 @@ class TorchBackend(Generic[P]):
         self._is_debug = is_debug
         num_slots = capacity.max_rows + 1
         self._last_token = torch.zeros(num_slots, dtype=torch.int64)
-        self._sampling = SamplingState(num_slots)
+        self._sampling = SamplingState(num_slots, capacity.card.context_length)
         self._scorer = PromptScorer(model.logits, self._sampling)
         self._copies_done: list[int] = []
 
@@ -95,12 +95,13 @@ class TorchBackend(Generic[P]):
         logits = self._model.logits(hidden.index_select(0, last))
         # A sum over the vocabulary is finite only if every logit is.
         is_finite = torch.isfinite(logits.sum(-1))
+        raw = self._reported(batch, logits)
         sampled = self._sample(batch, logits, is_finite)
         is_good = is_finite.numpy() & ~sampled.stuck
         return Outcome(
             tokens=sampled.tokens.numpy().astype(np.int32),
             poisoned=batch.sampling_rows[~is_finite.numpy()],
-            logprobs=join(self._reports(batch, logits, sampled.tokens, is_good)),
+            logprobs=join(self._reports(batch, raw, sampled.tokens, is_good)),
             prompt_logprobs=prompt_logprobs,
             copies_done=copies_done,
             stuck=batch.sampling_rows[is_finite.numpy() & sampled.stuck],
@@ -133,13 +134,22 @@ class TorchBackend(Generic[P]):
             logits.masked_fill_(~is_finite[:, None], 0.0)
         slots = batch.slots[batch.sampling_rows]
         sampled = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
+        self._sampling.history.append(slots, sampled.tokens)
         self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), sampled.tokens)
         return sampled
 
-    def _reports(self, batch: StepBatch, logits: Tensor, tokens: Tensor, is_good: Mask) -> list[Report]:
+    def _reported(self, batch: StepBatch, logits: Tensor) -> Tensor:
+        """The logits of the rows that ask for logprobs, kept from the sampler's edits."""
+        wanted = self._sampling.logprobs[batch.slots[batch.sampling_rows]] != NONE_WANTED
+        return logits.index_select(0, torch.from_numpy(np.flatnonzero(wanted)))
+
+    def _reports(self, batch: StepBatch, raw: Tensor, tokens: Tensor, is_good: Mask) -> list[Report]:
+        """raw: see _reported."""
         wanted = self._sampling.logprobs[batch.slots[batch.sampling_rows]]
-        chosen = np.flatnonzero((wanted != NONE_WANTED) & is_good)
-        if not len(chosen):
+        asking = np.flatnonzero(wanted != NONE_WANTED)
+        good = np.flatnonzero(is_good[asking])
+        if not len(good):
             return []
-        index = torch.from_numpy(chosen)
-        return [report(logits.index_select(0, index), tokens[index], batch.sampling_rows[chosen], wanted[chosen])]
+        chosen = asking[good]
+        logits = raw.index_select(0, torch.from_numpy(good))
+        return [report(logits, tokens[torch.from_numpy(chosen)], batch.sampling_rows[chosen], wanted[chosen])]

@@ -1,9 +1,9 @@
-"""From logits to tokens: one pass over all sampling rows of a step, float32, rows with nothing special pay nothing.
+"""From logits to tokens: one pass over all sampling rows of a step; rows with nothing special pay nothing.
 
-Greedy rows take the best token. The others draw from softmax(logits / temperature), cut down by top_k, then top_p on
-what top_k left, then min_p, by inverting the cumulative distribution in the order of token ids at a counter-based
-uniform number (draws.py): a row's draw depends on its own logits, seed and output index alone. The running sum is
-float64, for in float32 no token rarer than 6e-8 could be drawn late in the vocabulary.
+Scores are edited (edits.py), then greedy rows take the best token. The others draw from softmax(scores / temperature),
+cut down by top_k, top_p and min_p (truncation.py), by inverting the cumulative distribution in the order of token ids
+at a counter-based uniform number (draws.py): a draw depends on the row's own scores, seed and output index alone.
+reference.py states the same in float64, one row at a time.
 """
 
 from dataclasses import dataclass
@@ -12,16 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.executor.batch import I64, Mask
-from services.executor.draws import uniforms
+from services.executor.batch import F64, I64, Mask
+from services.executor.draws import MIN_TEMPERATURE, uniforms
+from services.executor.edits import edit
 from services.executor.masks import TokenMasks
 from services.executor.sampling_state import SamplingRows
-from services.executor.truncation import truncate
-
-# Below it every gap between two logits is beyond float32's range; it keeps gap / temperature finite.
-_MIN_TEMPERATURE = 1e-30
-# Rows drawn at once, which bounds the memory of the running sums.
-_ROWS_AT_ONCE = 32
+from services.executor.selection import Ranking
+from services.executor.truncation import Kept, Limits, truncate
+from services.executor.weighing import Weigher, first_above
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,49 +31,29 @@ class Sampled:
 
 
 def sample(logits: Tensor, rows: SamplingRows, masks: TokenMasks | None = None) -> Sampled:
-    """logits [rows, vocab], finite -> one token a row. The logits are left as they are."""
-    scores = _mask(logits, rows, masks)
-    stuck: Mask = np.zeros(len(scores), np.bool_)
-    if masks is not None:
-        stuck[masks.rows] = (scores[torch.from_numpy(masks.rows)].amax(-1) == float("-inf")).numpy()
-        scores[torch.from_numpy(stuck)] = 0.0
-    return Sampled(_choose(scores, rows), stuck)
+    """logits [rows, vocab], float32, finite and contiguous -> one token a row. The logits are edited in place."""
+    edit(logits, rows.edits, masks)
+    ranking = Ranking(logits)
+    stuck: Mask = np.isneginf(ranking.best_scores)
+    is_drawn = (rows.temperature > 0) & ~stuck
+    is_cut = is_drawn & (((rows.top_k > 0) & (rows.top_k < ranking.vocab_size)) | (rows.top_p < 1) | (rows.min_p > 0))
+    tokens = np.zeros(len(stuck), np.int64) if is_drawn.all() else ranking.best()
+    temperature = np.maximum(rows.temperature, MIN_TEMPERATURE)
+    numbers = uniforms(rows.seeds, rows.outputs)
+    whole, cut = np.flatnonzero(is_drawn & ~is_cut), np.flatnonzero(is_cut)
+    if len(whole):
+        tokens[whole] = Weigher(ranking).draw(whole, temperature[whole], numbers[whole])
+    if len(cut):
+        limits = Limits(cut, temperature[cut], rows.top_k[cut].astype(np.int64), rows.top_p[cut], rows.min_p[cut])
+        for kept in truncate(ranking, limits):
+            tokens[kept.rows] = _draw(kept, numbers[kept.rows])
+    return Sampled(torch.from_numpy(tokens), stuck)
 
 
-def _choose(scores: Tensor, rows: SamplingRows) -> Tensor:
-    drawn = np.flatnonzero(rows.temperature > 0)
-    if len(drawn) == 0:
-        return scores.argmax(-1)
-    tokens = scores.argmax(-1) if len(drawn) < len(scores) else torch.empty(len(scores), dtype=torch.int64)
-    for start in range(0, len(drawn), _ROWS_AT_ONCE):
-        chosen = drawn[start : start + _ROWS_AT_ONCE]
-        index = torch.from_numpy(chosen)
-        tokens.index_copy_(0, index, _draw(scores.index_select(0, index), rows, chosen))
-    return tokens
-
-
-def _mask(logits: Tensor, rows: SamplingRows, masks: TokenMasks | None) -> Tensor:
-    """What may not be drawn becomes minus infinity, in a copy. Penalties and biases belong here too."""
-    if not rows.masked and masks is None:
-        return logits
-    scores = logits.clone()
-    if masks is not None:
-        scores[torch.from_numpy(masks.rows)] = scores[torch.from_numpy(masks.rows)].masked_fill_(
-            ~torch.from_numpy(masks.allowed(scores.shape[1])), float("-inf")
-        )
-    for row, token_ids in rows.masked.items():
-        scores[row].index_fill_(0, torch.from_numpy(token_ids), float("-inf"))
-    return scores
-
-
-def _draw(scores: Tensor, rows: SamplingRows, chosen: I64) -> Tensor:
-    """One token for each of scores [chosen, vocab]."""
-    inverse = 1.0 / np.maximum(rows.temperature[chosen], np.float32(_MIN_TEMPERATURE))
-    # The best score becomes exactly 0, whatever the temperature; nothing can overflow upwards.
-    scaled = (scores - scores.amax(-1, keepdim=True)) * torch.from_numpy(inverse)[:, None]
-    truncate(scaled, rows.top_k[chosen], rows.top_p[chosen], rows.min_p[chosen])
-    cumulative = scaled.exp_().cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    target = total * torch.from_numpy(uniforms(rows.seeds[chosen], rows.outputs[chosen]))[:, None]
-    # The first token whose sum exceeds the target has a probability of its own; rounding must not pass the last.
-    return torch.searchsorted(cumulative, target.minimum(total * (1 - 2.0**-52)), right=True).squeeze(1)
+def _draw(kept: Kept, numbers: F64) -> I64:
+    """One token for each row."""
+    order = np.argsort(np.where(kept.weights > 0, kept.ids, np.iinfo(np.int64).max), axis=1)
+    ids = np.take_along_axis(kept.ids, order, axis=1)
+    sums: F64 = np.cumsum(np.take_along_axis(kept.weights, order, axis=1), axis=1)
+    chosen: I64 = ids[np.arange(len(ids)), first_above(sums, numbers * sums[:, -1])]
+    return chosen

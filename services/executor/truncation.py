@@ -1,69 +1,94 @@
 """Cutting a distribution down: top_k first, then top_p on what top_k left, then min_p against the best token.
 
-Works on scaled scores (logits over temperature, each row's best being 0), batched, each row with its own numbers.
-Exactly top_k tokens pass it, and as few as reach top_p of the mass; between equal scores the lower id goes first.
-At least one token is always left. Rows that ask for nothing are not touched.
+Each row is looked at through a window of its best tokens, widened until it surely holds all that pass. Weights are
+exp((score - best) / temperature) in float64, so 1 for the best token. Exactly top_k tokens pass top_k, and as few as
+reach top_p of the mass; between equal scores the lower id goes first. The best token always passes.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.executor.batch import I32, I64
-from services.executor.sampling_state import F32
+from services.executor.batch import F64, I64, Mask
+from services.executor.selection import NO_TOKEN, Ranking
+from services.executor.weighing import Weigher
 
-# The likeliest tokens looked at for top_p before whole rows are sorted: a nucleus seldom has more.
-_WINDOW = 1024
-
-
-def truncate(scaled: Tensor, top_k: I32, top_p: F32, min_p: F32) -> None:
-    """What may not be drawn of scaled [rows, vocab] becomes minus infinity. top_k 0, top_p 1, min_p 0 = off."""
-    limits = np.where((top_k > 0) & (top_k < scaled.shape[1]), top_k, scaled.shape[1]).astype(np.int64)
-    ranked = np.flatnonzero((limits < scaled.shape[1]) | (top_p < 1))
-    if len(ranked):
-        index = torch.from_numpy(ranked)
-        rows = scaled.index_select(0, index)
-        scaled.index_copy_(0, index, rows.masked_fill_(~_best(rows, limits[ranked], top_p[ranked]), float("-inf")))
-    floored = np.flatnonzero(min_p > 0)
-    if len(floored):
-        index = torch.from_numpy(floored)
-        rows = scaled.index_select(0, index)
-        floor = torch.from_numpy(np.log(min_p[floored]))[:, None]
-        scaled.index_copy_(0, index, rows.masked_fill_(rows < floor, float("-inf")))
+# The likeliest tokens looked at first where no top_k tells how many may pass, and how much wider each further look is.
+_WINDOW = 64
+_WIDER = 8
+# Scores held at once, which bounds memory.
+_MOST = 1 << 20
 
 
-def _best(rows: Tensor, limits: I64, top_p: F32) -> Tensor:
-    """The tokens that pass top_k and top_p, as a mask. limits: top_k, or the vocabulary's size."""
-    vocab_size = rows.shape[1]
-    is_open = limits == vocab_size  # no top_k bounds how many may pass
-    window = min(vocab_size, max(int(limits[~is_open].max(initial=0)), _WINDOW if is_open.any() else 0))
-    best = rows.topk(window, dim=-1).values
-    counts = _count(rows, best, limits, top_p)
-    if counts is None:
-        best = rows.topk(vocab_size, dim=-1).values
-        counts = _count(rows, best, limits, top_p)
-        assert counts is not None, "a whole row holds all of its mass"
-    edge = best.gather(1, counts - 1)
-    passed = rows >= edge
-    if bool((passed.sum(-1, keepdim=True) == counts).all()):
-        return passed
-    above, equal = rows > edge, rows == edge
-    return above | (equal & (equal.cumsum(-1) <= counts - above.sum(-1, keepdim=True)))
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of some rows; every row is cut down by at least one of them. top_k 0, top_p 1, min_p 0 = off."""
+
+    rows: I64  # indices into the ranking
+    temperature: F64
+    top_k: I64
+    top_p: F64
+    min_p: F64
+
+    def pick(self, index: I64) -> "Limits":
+        """Some of the rows."""
+        return Limits(
+            self.rows[index], self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index]
+        )
 
 
-def _count(rows: Tensor, best: Tensor, limits: I64, top_p: F32) -> Tensor | None:
-    """How many of each row's best tokens [rows, window] pass, [rows, 1]; None when the window may not hold them all."""
-    window = best.shape[1]
-    limit = torch.from_numpy(limits)[:, None]
-    masses = best.double().exp_().masked_fill_(torch.arange(window) >= limit, 0.0)
-    within = masses.sum(-1, keepdim=True)
-    # What top_p is a share of: what top_k left, or everything.
-    total = torch.where(limit < rows.shape[1], within, rows.exp().sum(-1, keepdim=True, dtype=torch.float64))
-    share = torch.from_numpy(top_p.astype(np.float64))[:, None]
-    wanted = torch.where(share < 1, share * total, float("inf"))
-    is_held = (limit <= window) | (within >= wanted)
-    if window < rows.shape[1] and not bool(is_held.all()):
-        return None
-    before = masses.cumsum(-1) - masses
-    passed = (before < wanted) & (torch.arange(window) < limit)
-    return passed.sum(-1, keepdim=True).clamp_(min=1)
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What may be drawn of some rows. ids, weights: [rows, width], best first; what does not pass weighs 0."""
+
+    rows: I64
+    ids: I64
+    weights: F64
+
+
+def truncate(ranking: Ranking, limits: Limits) -> Iterator[Kept]:
+    """Each row once, in some order."""
+    vocab_size = ranking.vocab_size
+    top_k = np.where((limits.top_k > 0) & (limits.top_k < vocab_size), limits.top_k, vocab_size)
+    limits = Limits(limits.rows, limits.temperature, top_k, limits.top_p, limits.min_p)
+    totals = np.full(len(top_k), np.inf)  # of the whole row, where top_p is a share of it
+    whole = np.flatnonzero((top_k == vocab_size) & (limits.top_p < 1))
+    if len(whole):
+        totals[whole] = Weigher(ranking).totals(limits.rows[whole], limits.temperature[whole])
+    widths = np.where(top_k < vocab_size, top_k, min(_WINDOW, vocab_size))
+    left = np.arange(len(top_k))
+    while len(left):
+        incomplete: list[I64] = []
+        for part in _parts(left, widths):
+            kept, is_complete = _look(ranking, limits.pick(part), totals[part], widths[part])
+            yield Kept(kept.rows[is_complete], kept.ids[is_complete], kept.weights[is_complete])
+            incomplete.append(part[~is_complete])
+        left = np.concatenate(incomplete)
+        widths[left] = np.minimum(widths[left] * _WIDER, vocab_size)
+
+
+def _parts(left: I64, widths: I64) -> Iterator[I64]:
+    """The rows in portions of bounded memory, those of like width together."""
+    order = left[np.argsort(widths[left], kind="stable")]
+    num_rows = max(1, _MOST // int(widths[left].max()))
+    for start in range(0, len(order), num_rows):
+        yield order[start : start + num_rows]
+
+
+def _look(ranking: Ranking, limits: Limits, totals: F64, widths: I64) -> tuple[Kept, Mask]:
+    """What passes among the best `widths` tokens of each row, and whether nothing beyond them can."""
+    scores, ids = ranking.top(limits.rows, widths)
+    best = ranking.best_scores[limits.rows].astype(np.float64)[:, None]
+    weights = np.exp((scores - best) / limits.temperature[:, None])
+    mass = np.cumsum(weights, axis=1)
+    totals = np.where(np.isinf(totals), mass[:, -1], totals)
+    wanted = np.where(limits.top_p < 1, limits.top_p * totals, np.inf)[:, None]
+    before = np.concatenate((np.zeros((len(mass), 1)), mass[:, :-1]), axis=1)
+    floor = limits.min_p[:, None]
+    passes = (before < wanted) & (weights >= floor)
+    passes[:, 0] = True
+    has_ended = ids[np.arange(len(ids)), widths - 1] == NO_TOKEN  # fewer tokens than looked for are not banned
+    last = weights[np.arange(len(ids)), widths - 1]
+    is_complete = (widths >= limits.top_k) | has_ended | (mass[:, -1] >= wanted[:, 0]) | (last < limits.min_p)
+    return Kept(limits.rows, ids, np.where(passes, weights, 0.0)), is_complete

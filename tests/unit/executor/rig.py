@@ -53,9 +53,15 @@ class Row:
         return int(flags if self.tokens else flags | RowFlag.FUTURE_INPUT)
 
 
-def init(slot: int, num_prompt_tokens: int = 1, sampling: Sampling = GREEDY, seed: int = 0) -> SlotInit:
+def init(
+    slot: int,
+    num_prompt_tokens: int = 1,
+    sampling: Sampling = GREEDY,
+    seed: int = 0,
+    known: Sequence[int] = (),
+) -> SlotInit:
     """A slot whose generation has the slot's own number."""
-    return SlotInit(slot, slot, sampling, seed, num_prompt_tokens)
+    return SlotInit(slot, slot, sampling, seed, num_prompt_tokens, columns.pack(known))
 
 
 def append(slot: int, blocks: Sequence[int], start: int = 0) -> AppendBlocks:
@@ -202,7 +208,8 @@ def generate(backend: Backend, requests: Sequence[Request], seed: int = 0) -> li
 
 def _next_row(slot: int, request: Request, ops: list[Op], free: list[int], block_size: int) -> Row:
     if not request.planned:
-        ops.append(init(slot, len(request.prompt), request.sampling, request.seed))
+        known = request.prompt if request.sampling.needs_history else ()
+        ops.append(init(slot, len(request.prompt), request.sampling, request.seed, known))
     inputs = request.prompt[request.planned : request.planned + request.chunk]
     count = len(inputs) or 1
     needed = -(-(request.planned + count) // block_size) - len(request.blocks)

@@ -6,13 +6,23 @@ import torch
 from torch import Tensor
 
 from services.executor import truncation
-from services.executor.truncation import truncate
+from services.executor.selection import Ranking
+from services.executor.truncation import Limits, truncate
+
+
+def all_kept(scores: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> list[list[int]]:
+    """The ids that may be drawn of each row, at temperature 1."""
+    limits = Limits(np.arange(len(scores)), np.ones(len(scores)), np.array(top_k), np.array(top_p), np.array(min_p))
+    ids: dict[int, list[int]] = {}
+    for kept in truncate(Ranking(scores), limits):
+        for row, own, weights in zip(kept.rows.tolist(), kept.ids, kept.weights, strict=True):
+            assert row not in ids
+            ids[row] = sorted(own[weights > 0].tolist())
+    return [ids[row] for row in range(len(scores))]
 
 
 def kept(scores: Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
-    scaled = (scores - scores.max())[None]
-    truncate(scaled, np.array([top_k], np.int32), np.array([top_p], np.float32), np.array([min_p], np.float32))
-    return torch.isfinite(scaled[0]).nonzero().flatten().tolist()
+    return all_kept(scores[None], [top_k], [top_p], [min_p])[0]
 
 
 FOUR = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
@@ -49,7 +59,7 @@ def naive_kept(scores: Tensor, top_k: int, top_p: float, min_p: float) -> list[i
     """The definition, one token after the other."""
     order = sorted(range(len(scores)), key=lambda token: (-float(scores[token]), token))
     order = order[: top_k or len(order)]
-    mass = scores.double().exp()
+    mass = (scores.double() - scores.max()).exp()
     total = sum(float(mass[token]) for token in order)
     passed: list[int] = []
     so_far = 0.0
@@ -58,28 +68,21 @@ def naive_kept(scores: Tensor, top_k: int, top_p: float, min_p: float) -> list[i
             break
         passed.append(token)
         so_far += float(mass[token])
-    return sorted(token for token in passed if float(mass[token]) >= min_p * float(mass.max()))
+    return sorted(token for token in passed if float(mass[token]) >= min_p * float(mass.max()) and mass[token] > 0)
 
 
 @pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("vocab", [50, 64, 192])
 def test_a_batch_of_rows_with_numbers_of_their_own_equals_the_definition(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, vocab: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(truncation, "_WINDOW", 8)  # so that some nuclei do not fit into it
+    monkeypatch.setattr(truncation, "_WINDOW", 2)  # so that most nuclei do not fit into it
+    monkeypatch.setattr(truncation, "_MOST", 300)  # so that rows come in several portions
     rng = np.random.default_rng(seed)
-    scores = torch.from_numpy(rng.normal(0, 2, (5, 50)).astype(np.float32).round(1))
-    top_k = rng.choice([0, 1, 5, 20, 50, 90], 5).astype(np.int32)
-    top_p = rng.choice([1.0, 0.97, 0.6, 0.1], 5).astype(np.float32)
-    min_p = rng.choice([0.0, 0.05, 0.5], 5).astype(np.float32)
-    scaled = scores - scores.amax(-1, keepdim=True)
-    truncate(scaled, top_k, top_p, min_p)
-    for row in range(5):
-        expected = naive_kept(scores[row], int(top_k[row]), float(top_p[row]), float(min_p[row]))
-        assert torch.isfinite(scaled[row]).nonzero().flatten().tolist() == expected
-
-
-def test_rows_that_ask_for_nothing_are_left_as_they_are() -> None:
-    scaled = torch.stack((FOUR, FOUR))
-    truncate(scaled, np.array([0, 1], np.int32), np.ones(2, np.float32), np.zeros(2, np.float32))
-    assert torch.equal(scaled[0], FOUR)
-    assert torch.isfinite(scaled[1]).tolist() == [True, False, False, False]
+    scores = torch.from_numpy(rng.normal(0, 2, (5, vocab)).astype(np.float32).round(1))
+    scores[scores < -4] = float("-inf")
+    top_k = rng.choice([0, 1, 5, 20, 50, 90], 5).tolist()
+    top_p = rng.choice([1.0, 0.97, 0.6, 0.1], 5).tolist()
+    min_p = rng.choice([0.0, 0.05, 0.5], 5).tolist()
+    got = all_kept(scores, top_k, top_p, min_p)
+    assert got == [naive_kept(scores[row], top_k[row], top_p[row], min_p[row]) for row in range(5)]
