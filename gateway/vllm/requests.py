@@ -32,22 +32,51 @@ def translated(request: pb.GenerateRequest, context_length: int) -> inference_pb
     elif request.WhichOneof("input") == "tokenized":
         wanted.token_ids.ids.extend(request.tokenized.input_ids)
     params = request.sampling_params
-    wanted.sampling.CopyFrom(_sampling(params))
+    wanted.sampling.CopyFrom(_sampling(params, violations))
     wanted.stopping.CopyFrom(_stopping(params, context_length - len(request.tokenized.input_ids)))
     wanted.output.CopyFrom(_output(params, violations))
+    if params.HasField("truncate_prompt_tokens"):
+        kept = params.truncate_prompt_tokens
+        if kept == 0 or kept < -1:
+            violations.append(Violation("sampling_params.truncate_prompt_tokens", f"must be -1 or >= 1, is {kept}"))
+        else:
+            wanted.truncate_prompt_tokens = context_length - 1 if kept == -1 else kept
     refuse_if_any(violations)
     return wanted
 
 
-def _sampling(params: pb.SamplingParams) -> common_pb2.Sampling:
-    return common_pb2.Sampling(
+def _sampling(params: pb.SamplingParams, violations: list[Violation]) -> common_pb2.Sampling:
+    sampling = common_pb2.Sampling(
         temperature=params.temperature if params.HasField("temperature") else None,
         top_p=params.top_p or None,
         top_k=min(params.top_k, MAX_INT32) or None,
         min_p=params.min_p or None,
         seed=params.seed % SEEDS if params.HasField("seed") else None,
         n=params.n or None,
+        repetition_penalty=params.repetition_penalty or None,
+        presence_penalty=params.presence_penalty or None,
+        frequency_penalty=params.frequency_penalty or None,
     )
+    for token_id, bias in sorted(params.logit_bias.items()):
+        if token_id < 0:
+            violations.append(Violation("sampling_params.logit_bias", f"must be for token ids >= 0, is for {token_id}"))
+        else:
+            sampling.logit_bias[token_id] = bias
+    _constrain(sampling, params, violations)
+    return sampling
+
+
+def _constrain(sampling: common_pb2.Sampling, params: pb.SamplingParams, violations: list[Violation]) -> None:
+    """What the output must be; ours holds from the first token on, as theirs does here."""
+    match params.WhichOneof("constraint"):
+        case None:
+            pass
+        case "choice":
+            sampling.choice.texts.extend(params.choice.choices)
+        case "json_schema" | "json_object" | "regex" | "grammar" as kind:
+            setattr(sampling, kind, getattr(params, kind))
+        case kind:
+            violations.append(Violation(f"sampling_params.{kind}", "is not served here"))
 
 
 def _stopping(params: pb.SamplingParams, num_left: int) -> common_pb2.Stopping:
@@ -70,6 +99,6 @@ def _output(params: pb.SamplingParams, violations: list[Violation]) -> common_pb
             violations.append(Violation("sampling_params.logprobs", f"must be >= 0, is {params.logprobs}"))
         else:
             output.logprobs = params.logprobs
-    if params.HasField("truncate_prompt_tokens"):
-        violations.append(Violation("sampling_params.truncate_prompt_tokens", "is not served here"))
+    if params.HasField("prompt_logprobs"):
+        violations.append(Violation("sampling_params.prompt_logprobs", "is not served here"))
     return output

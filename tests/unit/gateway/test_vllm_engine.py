@@ -149,7 +149,7 @@ async def test_a_failure_has_the_status_that_smg_acts_upon(
     ("params", "field"),
     [
         ({"logprobs": -1}, "sampling_params.logprobs"),
-        ({"truncate_prompt_tokens": 5}, "sampling_params.truncate_prompt_tokens"),
+        ({"structural_tag": "x"}, "sampling_params.structural_tag"),
         ({"n": 99}, "sampling.n"),
         ({"temperature": -1.0}, "sampling.temperature"),
     ],
