@@ -1,44 +1,43 @@
 """Admission: a request becomes a Submit or an error, once; nothing behind it checks again.
 
 `terms` reads every knob before the prompt is tokenized, `submit` adds the prompt and holds it against the model's
-context. Defaults live here and are documented in proto/tandem/v1. Pure: knows the model card, the tokenizer's special
-tokens and the gateway's bounds; knows no call, no link, no clock. Invariant: a Submit made here satisfies every range
-that services/wire/messages states.
+context. This is the one way from a public request to the wire: another front than ours fills a GenerateRequest or a
+ChatRequest and comes through here. Defaults are documented in proto/tandem/v1. Pure: knows the model card, how words
+are spelled in tokens and the gateway's bounds; knows no call, no link, no clock. Invariant: a Submit made here
+satisfies every range that services/wire/messages states.
 """
 
-import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from gateway.errors import CallError, Violation, invalid
-from gateway.fields import (
-    ABOVE_ZERO_TO_ONE,
-    ANY_COUNT,
-    AT_LEAST_ONE,
-    ZERO_TO_ONE,
-    Fields,
-    Range,
-    between,
-    refuse_if_any,
-    shown,
-)
+from gateway.fields import ANY_COUNT, AT_LEAST_ONE, Fields, between, refuse_if_any, shown
+from gateway.sampling import SamplingRules, Spelling
+from gateway.stopping import StoppingRules
+from gateway.tools import NO_TOOLS, Tools, read_tools
 from services.runtime.settings import GatewaySettings
 from services.wire import columns
-from services.wire.messages import Identity, ModelCard, Output, Sampling, Stopping, Submit
-from tandem.v1 import chat_pb2, common_pb2, inference_pb2
+from services.wire.messages import Constraint, ConstraintKind, Identity, ModelCard, Output, Sampling, Stopping, Submit
+from tandem.v1 import chat_pb2, inference_pb2
 from tandem.v1 import errors_pb2 as reasons
 
 Request = inference_pb2.GenerateRequest | chat_pb2.ChatRequest
 
-# The sampler computes in float32: what it cannot hold is out of range, what it cannot divide by is greedy's own limit.
-MAX_FLOAT32 = 3.4028234663852886e38
-MIN_NORMAL_FLOAT32 = 1.1754943508222875e-38
-TEMPERATURE = Range(0.0, MAX_FLOAT32, f">= 0 and <= {MAX_FLOAT32:.4g}")
-DEFAULT_TEMPERATURE = 1.0
-TOP_K = Range(-1, math.inf, ">= -1")
 # Seeds made here stay exact in clients whose numbers are doubles.
 SEED_BITS = 53
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the reply shows beside the text. num_logprobs, num_prompt_logprobs: None = none."""
+
+    token_ids: bool = False
+    prompt: bool = False  # echo
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,17 @@ class Terms:
     n: int
     priority: int
     tenant: str
-    returns_token_ids: bool
+    cache_salt: str
+    shown: Shown
     stop_texts: Mapping[int, str]  # stop texts that are special tokens, by the id they became
+    tools: Tools
+    max_prompt_tokens: int | None  # how many of the prompt's last tokens are kept; None = all
+    timeout_s: float | None  # from the call's arrival
+
+    @property
+    def joins_prompt_logprobs(self) -> bool:
+        """Whether every sequence begins with the log-probabilities of the prompt."""
+        return self.shown.prompt and self.shown.num_logprobs is not None
 
 
 class Admission:
@@ -63,15 +71,15 @@ class Admission:
     def __init__(
         self,
         card: ModelCard,
-        special_id: Callable[[str], int | None],
+        spelling: Spelling,
         settings: GatewaySettings,
         mint_seed: Callable[[], int] = lambda: secrets.randbits(SEED_BITS),
     ) -> None:
         self._card = card
-        self._special_id = special_id
         self._settings = settings
         self._mint_seed = mint_seed
-        self._num_sequences = between(1, settings.max_n)
+        self._sampling = SamplingRules(card, spelling, settings)
+        self._stopping = StoppingRules(card, spelling.special_id, settings)
         self._num_logprobs = between(0, min(settings.max_logprobs, card.vocab_size))
 
     def check_model(self, name: str) -> None:
@@ -88,24 +96,36 @@ class Admission:
         self.check_model(request.model)
         violations: list[Violation] = []
         call = Fields(request, "", violations)
-        sampling = Fields(request.sampling, "sampling", violations)
-        seed = sampling.integer("seed", ANY_COUNT)
-        stopping, stop_texts = self._stopping(request.stopping, violations)
+        knobs = Fields(request.sampling, "sampling", violations)
         answer = Fields(request.output, "output", violations)
-        num_logprobs = answer.integer("logprobs", self._num_logprobs)
+        stopping, stop_texts = self._stopping.read(request.stopping, violations)
+        seed = knobs.integer("seed", ANY_COUNT)
+        looks = self._shown(request, answer)
+        tools = (
+            read_tools(request, violations, self._settings) if isinstance(request, chat_pb2.ChatRequest) else NO_TOOLS
+        )
+        sampling = self._sampling.read(request.sampling, stopping, violations)
+        if tools.specs and sampling.constraint is not None:
+            name = request.sampling.WhichOneof("constraint")
+            knobs.wrong(str(name), "must not be set beside tools, unless tool_choice is TOOL_MODE_NONE")
+        timeout_ms = call.integer("timeout_ms", AT_LEAST_ONE)
         terms = Terms(
             request_id=self._request_id(request.request_id, call),
-            sampling=self._sampling(sampling, stopping, num_logprobs),
+            sampling=_completed(sampling, looks, tools),
             stopping=stopping,
             output=Output(
-                skip_special_tokens=answer.flag("skip_special_tokens", True), logprobs=num_logprobs is not None
+                skip_special_tokens=answer.flag("skip_special_tokens", True), logprobs=looks.num_logprobs is not None
             ),
             seed=self._mint_seed() if seed is None else seed,
-            n=sampling.integer("n", self._num_sequences) or 1,
+            n=self._sampling.num_sequences(knobs),
             priority=request.priority,
             tenant=call.string("tenant", self._settings.max_tenant_chars),
-            returns_token_ids=answer.flag("return_token_ids", False),
+            cache_salt=call.string("cache_salt", self._settings.max_cache_salt_chars),
+            shown=looks,
             stop_texts=stop_texts,
+            tools=tools,
+            max_prompt_tokens=call.integer("truncate_prompt_tokens", AT_LEAST_ONE),
+            timeout_s=None if timeout_ms is None else timeout_ms / 1000,
         )
         refuse_if_any(violations)
         return terms
@@ -126,6 +146,7 @@ class Admission:
             priority=terms.priority,
             tenant=terms.tenant,
             remaining_ms=remaining_ms,
+            cache_salt=terms.cache_salt,
         )
 
     def _check_context(self, stopping: Stopping, num_prompt_tokens: int) -> None:
@@ -142,64 +163,36 @@ class Admission:
             description = f"must be <= {most}, the most that can be put out, is {stopping.min_tokens}"
             raise invalid([Violation("stopping.min_tokens", description)])
 
-    def _sampling(self, fields: Fields, stopping: Stopping, num_logprobs: int | None) -> Sampling:
-        temperature = fields.real("temperature", DEFAULT_TEMPERATURE, TEMPERATURE)
-        top_k = fields.integer("top_k", TOP_K) or 0
-        return Sampling(
-            temperature=temperature if temperature >= MIN_NORMAL_FLOAT32 else 0.0,
-            top_k=top_k if 0 < top_k < self._card.vocab_size else 0,
-            top_p=fields.real("top_p", 1.0, ABOVE_ZERO_TO_ONE),
-            min_p=fields.real("min_p", 0.0, ZERO_TO_ONE),
-            logprobs=num_logprobs,
-            min_tokens=stopping.min_tokens,
-            stop_token_ids=stopping.stop_token_ids if stopping.min_tokens else columns.EMPTY,
+    def _shown(self, request: Request, fields: Fields) -> Shown:
+        echoes = fields.flag("echo", False)
+        if echoes and isinstance(request, chat_pb2.ChatRequest):
+            fields.wrong("echo", "must be false for a conversation; it is for raw prompts")
+        return Shown(
+            token_ids=fields.flag("return_token_ids", False),
+            prompt=echoes,
+            num_logprobs=fields.integer("logprobs", self._num_logprobs),
+            num_prompt_logprobs=fields.integer("prompt_logprobs", self._num_logprobs),
         )
-
-    def _stopping(
-        self, message: common_pb2.Stopping, violations: list[Violation]
-    ) -> tuple[Stopping, Mapping[int, str]]:
-        fields = Fields(message, "stopping", violations)
-        max_tokens = fields.integer("max_tokens", AT_LEAST_ONE)
-        min_tokens = fields.integer("min_tokens", ANY_COUNT) or 0
-        if max_tokens is not None and min_tokens > max_tokens:
-            fields.wrong("min_tokens", f"must be <= max_tokens, is {min_tokens} > {max_tokens}")
-        stop_ids: list[int] = []
-        if fields.count("stop_token_ids", self._settings.max_stop_token_ids):
-            stop_ids = fields.token_ids("stop_token_ids", self._card.vocab_size)
-        strings, stop_texts = self._stop_strings(message.stop, fields)
-        end_ids = () if fields.flag("ignore_eos", False) else self._card.eos_token_ids
-        stopping = Stopping(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            stop_token_ids=columns.pack(sorted({*stop_ids, *stop_texts, *end_ids})),
-            stop_strings=strings,
-            include_stop=fields.flag("include_stop", False),
-        )
-        return stopping, stop_texts
-
-    def _stop_strings(self, stops: Sequence[str], fields: Fields) -> tuple[tuple[str, ...], Mapping[int, str]]:
-        """Stop texts, and which of them are special tokens, by id. A special one is matched both ways: by its id, since
-        its text may be skipped, and as text, so that it is cut from a text that shows it."""
-        if not fields.count("stop", self._settings.max_stop_strings):
-            return (), {}
-        strings: dict[str, None] = {}
-        special: dict[int, str] = {}
-        for index, stop in enumerate(stops):
-            if not 0 < len(stop) <= self._settings.max_stop_string_chars:
-                bound = between(1, self._settings.max_stop_string_chars).text
-                fields.wrong(f"stop[{index}]", f"must have {bound} characters, has {len(stop)}")
-                return (), {}
-            strings[stop] = None
-            token_id = self._special_id(stop)
-            if token_id is not None:
-                special[token_id] = stop
-        return tuple(strings), special
 
     def _request_id(self, request_id: str, fields: Fields) -> str:
         # It travels in metadata, which holds printable ASCII alone.
         if request_id and not (request_id.isascii() and request_id.isprintable() and " " not in request_id):
             fields.wrong("request_id", f"must be printable ASCII without spaces, is {shown(request_id)}")
         return fields.string("request_id", self._settings.max_request_id_chars)
+
+
+def _completed(sampling: Sampling, looks: Shown, tools: Tools) -> Sampling:
+    """With what other parts of the request ask of the sampler. An echo shows the prompt's log-probabilities like the
+    output's; calls that are required are a constraint."""
+    asked = (looks.num_prompt_logprobs, looks.num_logprobs if looks.prompt else None)
+    return msgspec.structs.replace(
+        sampling,
+        logprobs=looks.num_logprobs,
+        prompt_logprobs=max((k for k in asked if k is not None), default=None),
+        constraint=sampling.constraint
+        if tools.schema is None
+        else Constraint(ConstraintKind.JSON_SCHEMA, tools.schema),
+    )
 
 
 def check_context(num_prompt_tokens: int, context_length: int) -> None:

@@ -10,10 +10,12 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 
+from gateway.admission import Terms
 from gateway.errors import CallError, failed
 from gateway.mailbox import Mailbox
+from gateway.prompts import Prompt
 from services.wire import columns
-from services.wire.messages import FinishReason, Identity, Refused, TextBatch, TextDelta, TextEnd
+from services.wire.messages import FinishReason, Identity, Refused, TextBatch, TextDelta, TextEnd, TokenLogprobs
 from tandem.v1 import errors_pb2 as reasons
 
 
@@ -28,11 +30,17 @@ class Call:
     is_submitted: bool = False
     first_token: float | None = None
     writing_since: float | None = None
-    num_prompt_tokens: int = 0
+    prompt: Prompt | None = None  # once it is tokenized
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of the first sequence, once it has its first token
     num_received_tokens: int = 0
     ends: dict[int, TextEnd] = field(default_factory=dict)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     abort: Callable[[CallError], Coroutine[None, None, None]] | None = None  # ends it although a write is stuck
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt; 0 while it is not tokenized."""
+        return len(self.prompt.tokens) if self.prompt else 0
 
     @property
     def needs_cancel(self) -> bool:
@@ -53,6 +61,8 @@ class Call:
         """Take in new text; False when the client has left too much unread."""
         if self.first_token is None:
             self.first_token = now
+        if delta.prompt_logprobs and delta.index == 0:
+            self.prompt_logprobs = delta.prompt_logprobs
         self.num_received_tokens += columns.length(delta.tokens)
         return self.mailbox.put(delta)
 
@@ -73,16 +83,17 @@ class Calls:
     def __iter__(self) -> Iterator[Call]:
         return iter(tuple(self._open.values()))
 
-    def open(self, request_id: str, n: int, now: float, is_stream: bool) -> Call:
+    def open(self, terms: Terms, now: float, is_stream: bool) -> Call:
         """Enter a call; an empty id is replaced by a new one. Raises CallError when it cannot be taken."""
         if len(self._open) >= self._max_open:
             raise CallError(reasons.ERROR_REASON_TOO_MANY_CALLS, f"{self._max_open} calls are open")
         self._incarnation += 1
-        request_id = request_id or f"{self._gateway}-{self._incarnation:x}"
+        request_id = terms.request_id or f"{self._gateway}-{self._incarnation:x}"
         if request_id in self._open:
             raise CallError(reasons.ERROR_REASON_DUPLICATE_REQUEST_ID, f"a live call has the request_id {request_id!r}")
         identity = Identity(self._gateway, request_id, self._incarnation)
-        call = Call(identity, n, now, Mailbox(n, self._max_unread_tokens if is_stream else None))
+        mailbox = Mailbox(terms.n, self._max_unread_tokens if is_stream else None, terms.joins_prompt_logprobs)
+        call = Call(identity, terms.n, now, mailbox)
         self._open[request_id] = call
         return call
 

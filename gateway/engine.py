@@ -113,7 +113,7 @@ class Engine:
             )
         return Served(
             ready=ready,
-            admission=Admission(card, tokenizer.special_id, self._settings),
+            admission=Admission(card, tokenizer, self._settings),
             prompts=Prompts(tokenizer, card, self._settings, self._threads),
             tokenizer=tokenizer,
             has_chat_template=tokenizer.chat_template is not None,

@@ -41,12 +41,22 @@ class Mailbox:
     """Filled by the engine's side, emptied by the one task that serves the call.
 
     max_tokens bounds what may lie here unread; None for a call that is answered once and whose bound is therefore
-    its own length.
+    its own length. waits_for_first: nothing is to be taken before sequence 0 has its first token, since it brings what
+    every sequence begins with.
     """
 
-    __slots__ = ("_max_tokens", "_num_tokens", "_num_unended", "_pieces", "_started", "_waiter", "error")
+    __slots__ = (
+        "_max_tokens",
+        "_num_tokens",
+        "_num_unended",
+        "_pieces",
+        "_started",
+        "_waiter",
+        "_waits_for_first",
+        "error",
+    )
 
-    def __init__(self, n: int, max_tokens: int | None) -> None:
+    def __init__(self, n: int, max_tokens: int | None, waits_for_first: bool = False) -> None:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._num_unended = n
@@ -54,6 +64,7 @@ class Mailbox:
         self._started: set[int] = set()
         self.error: CallError | None = None  # what ends the call, once what lies here is taken
         self._waiter: asyncio.Future[None] | None = None
+        self._waits_for_first = waits_for_first
 
     @property
     def is_over(self) -> bool:
@@ -71,6 +82,9 @@ class Mailbox:
         self._num_tokens += columns.length(delta.tokens)
         if self._max_tokens is None:
             return True
+        self._waits_for_first = self._waits_for_first and delta.index != 0
+        if self._waits_for_first:
+            return True
         self._wake()
         return self._num_tokens <= self._max_tokens
 
@@ -87,6 +101,8 @@ class Mailbox:
         """Let the call end with an error, once what lies here is taken. The first error counts; none after the end."""
         if not self.is_over:
             self.error = error
+            if self._waits_for_first:
+                self.discard()  # it lacks its beginning, and nobody waits for that any more
             self._wake()
 
     def discard(self) -> None:
@@ -115,7 +131,7 @@ class Mailbox:
         return pieces
 
     def _is_ready(self) -> bool:
-        return self.is_over or (self._max_tokens is not None and bool(self._pieces))
+        return self.is_over or (self._max_tokens is not None and bool(self._pieces) and not self._waits_for_first)
 
     def _piece(self, index: int) -> Piece:
         piece = self._pieces.get(index)

@@ -8,7 +8,7 @@ never dropped.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +20,8 @@ from gateway.admission import Terms
 from gateway.calls import Call, Calls
 from gateway.engine import Engine, Phase
 from gateway.errors import CallError
-from gateway.replies import summary
+from gateway.prompts import Prompt
+from gateway.summary import summary
 from services.runtime.settings import GatewaySettings
 from services.wire.link import LinkFull, Outlet
 from services.wire.messages import (
@@ -65,7 +66,7 @@ class Gateway:
     @contextmanager
     def call(self, terms: Terms, is_stream: bool) -> Iterator[Call]:
         """An open call; however the block is left, the engine stops working for it. Raises CallError."""
-        call = self.calls.open(terms.request_id, terms.n, self.clock(), is_stream)
+        call = self.calls.open(terms, self.clock(), is_stream)
         outcome = "broken_off"
         try:
             yield call
@@ -84,18 +85,21 @@ class Gateway:
                 seconds=round(self.clock() - call.arrived, 4),
             )
 
-    def submit(self, call: Call, terms: Terms, prompt_tokens: Sequence[int], remaining_s: float | None) -> None:
-        """Hand an open call to the engine; raises CallError."""
+    def submit(self, call: Call, terms: Terms, prompt: Prompt, remaining_s: float | None) -> None:
+        """Hand an open call to the engine; raises CallError. remaining_s: until the deadline of its gRPC, if any."""
         # Asked anew: the engine may have gone while a long prompt was tokenized.
         admission = self.engine.served().admission
-        call.num_prompt_tokens = len(prompt_tokens)
-        remaining_ms = None if remaining_s is None else int(remaining_s * 1000)
+        call.prompt = prompt
+        if terms.timeout_s is not None:
+            own = call.arrived + terms.timeout_s - self.clock()
+            remaining_s = own if remaining_s is None else min(own, remaining_s)
+        remaining_ms = None if remaining_s is None else max(0, int(remaining_s * 1000))
         try:
-            self._submits.send(admission.submit(terms, call.identity, prompt_tokens, remaining_ms))
+            self._submits.send(admission.submit(terms, call.identity, prompt.tokens, remaining_ms))
         except LinkFull as error:
             raise CallError(reasons.ERROR_REASON_QUEUE_FULL, "the engine takes no more requests now") from error
         call.is_submitted = True
-        log.debug("request.submitted", request_id=call.identity.request, num_prompt_tokens=len(prompt_tokens))
+        log.debug("request.submitted", request_id=call.identity.request, num_prompt_tokens=call.num_prompt_tokens)
 
     def release(self, call: Call) -> None:
         """Let a call go, and tell the engine if it still works for it. Idempotent."""

@@ -7,7 +7,7 @@ CancelledError is never swallowed; whatever happens, the call is released.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
@@ -19,9 +19,10 @@ from gateway import access, errors
 from gateway.admission import Request, Terms
 from gateway.calls import Call
 from gateway.errors import CallError
-from gateway.prompts import Prompts
-from gateway.replies import Shape, summary
+from gateway.prompts import Prompt, Prompts
+from gateway.replies import Shape
 from gateway.service import Gateway
+from gateway.summary import summary
 
 R = TypeVar("R", bound=Request)
 Context = grpc.aio.ServicerContext[bytes, Message]
@@ -35,7 +36,7 @@ class Streams(Generic[R]):
     """The two ways to answer one kind of request: encode makes its prompt, shape words its replies."""
 
     gateway: Gateway
-    encode: Callable[[Prompts, R], Awaitable[Sequence[int]]]
+    encode: Callable[[Prompts, R, Terms], Awaitable[Prompt]]
     shape: Callable[[Terms], Shape]
 
     async def unary(self, request: R, context: Context) -> Message:
@@ -47,7 +48,7 @@ class Streams(Generic[R]):
             total = summary(call, self.gateway.clock())
             await _greet(call, context)
             context.set_trailing_metadata(total.trailers())
-            return self.shape(terms).whole(call.identity.request, pieces, total)
+            return self.shape(terms).whole(call, pieces, total)
 
     async def stream(self, request: R, context: Context) -> None:
         """Answers as they come."""
@@ -65,11 +66,10 @@ class Streams(Generic[R]):
         return terms
 
     async def _submit(self, call: Call, terms: Terms, request: R, context: Context) -> None:
-        tokens = await self.encode(self.gateway.engine.served().prompts, request)
-        self.gateway.submit(call, terms, tokens, context.time_remaining())
+        prompt = await self.encode(self.gateway.engine.served().prompts, request, terms)
+        self.gateway.submit(call, terms, prompt, context.time_remaining())
 
     async def _write_all(self, call: Call, shape: Shape, context: Context) -> None:
-        request_id = call.identity.request
         clock = self.gateway.clock
         pieces = await call.mailbox.take()
         await _greet(call, context)
@@ -79,7 +79,7 @@ class Streams(Generic[R]):
                 num_ended += piece.end is not None
                 last = summary(call, clock()) if num_ended == call.n else None
                 call.writing_since = clock()
-                await context.write(shape.chunk(request_id, piece, last))
+                await context.write(shape.chunk(call, piece, last))
                 call.writing_since = None
                 if last is not None:
                     context.set_trailing_metadata(last.trailers())

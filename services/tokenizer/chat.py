@@ -1,17 +1,17 @@
 """Chat templates: a conversation into the pieces of a prompt, the template's own special tokens marked as such.
 
 The template comes from the model file and is run by Jinja in a sandbox, with the names that templates of the field
-expect. Messages are mappings with "role" and "content"; a role is one of a fixed set, every other text is somebody's
-words and never becomes a special token (disguise.py). Knows nothing of ids.
+expect. Messages are mappings with "role" and "content", tools are JSON values; a role is one of a fixed set, every
+other text, however deep, is somebody's words and never becomes a special token (disguise.py). Knows nothing of ids.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -19,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from services.tokenizer.disguise import Disguise, Spellings, TwinsExhausted
 from services.tokenizer.errors import TemplateError, TextError, TokenizerFileError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 Piece = tuple[str, bool]  # a text, and whether it is a special token
 
 # What a template can raise by itself when it meets a conversation that its author did not foresee.
@@ -47,28 +47,64 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
         try:
             self._template = environment.from_string(source)
+            # Whether it shows tools to the model, when it is given some.
+            self.knows_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise TokenizerFileError(f"tokenizer.chat_template, line {error.lineno}: {error.message}") from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[Piece]:
+    def render(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Piece]:
         """The prompt in pieces, none empty; raises TemplateError with a message for the client."""
         if not messages:
             raise TemplateError("a conversation needs at least one message")
-        words = [text for message in messages for text in message.values()]
+        words = [*_texts(messages), *_texts(tools)]
         for text in words:
             refuse_surrogates(text)
         try:
             disguise = Disguise(self._spellings, [self.source, *words])
-            covered = [
-                {key: text if key == "role" else disguise.cover(text) for key, text in message.items()}
-                for message in messages
-            ]
-            prompt = self._template.render(messages=covered, add_generation_prompt=add_generation_prompt)
+            prompt = self._template.render(
+                messages=[
+                    {key: value if key == "role" else _covered(value, disguise) for key, value in message.items()}
+                    for message in messages
+                ],
+                # Templates ask whether there are tools by their truth, or by whether they are none.
+                tools=_covered(list(tools), disguise) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+            )
         except TwinsExhausted as error:
             raise TemplateError(str(error)) from error
         except _FAULTS as error:
             raise TemplateError(f"the chat template refuses these messages: {error}") from error
         return [(disguise.uncover(text), is_special) for text, is_special in self._spellings.split(prompt)]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text of a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield key
+            yield from _texts(inner)
+    elif isinstance(value, Sequence):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _covered(value: Any, disguise: Disguise, key: str = "") -> Any:
+    """The same value with all its texts covered; key: where it stands.
+
+    Keys, and names of types, are what templates look for ("name", "function"): they are left as they are unless they
+    begin a special token themselves, since no template lets one end in them.
+    """
+    if isinstance(value, str):
+        return disguise.cover(value, may_continue=key != "type")
+    if isinstance(value, Mapping):
+        return {disguise.cover(name, may_continue=False): _covered(value[name], disguise, name) for name in value}
+    if isinstance(value, Sequence):
+        return [_covered(inner, disguise) for inner in value]
+    return value
 
 
 def refuse_surrogates(text: str) -> None:

@@ -35,11 +35,16 @@ class Spellings:
         pieces = self._specials.split(text) if self._specials else [text]
         return ((piece, order % 2 == 1) for order, piece in enumerate(pieces) if piece)
 
-    def dangers(self, text: str) -> list[int]:
-        """Where a character has to be covered so that no join of this text with anything spells a special token."""
+    def dangers(self, text: str, may_continue: bool = True) -> list[int]:
+        """Where a character has to be covered so that no join of this text with anything spells a special token.
+
+        may_continue false: what stands before the text begins no special token.
+        """
         if self._openings is None:
             return []
         places = [match.start() for match in self._openings.finditer(text)]
+        if not may_continue:
+            return places
         start = len(text) - len(text.lstrip())
         if start < len(text) and self._continues(text, start):
             places.insert(0, start)
@@ -66,9 +71,9 @@ class Disguise:
             raise TwinsExhausted("the messages use every private-use character of Unicode") from None
         self._originals = str.maketrans({twin: character for character, twin in self._twins.items()})
 
-    def cover(self, text: str) -> str:
-        """The text with nothing in it that spells, begins or finishes a special token."""
-        places = self._spellings.dangers(text)
+    def cover(self, text: str, may_continue: bool = True) -> str:
+        """The text with nothing in it that spells, begins or, if it may, finishes a special token."""
+        places = self._spellings.dangers(text, may_continue)
         if not places:
             return text
         characters = list(text)

@@ -7,8 +7,9 @@ UTF-8, and what is no UTF-8 shows as U+FFFD.
 """
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
@@ -64,12 +65,17 @@ class Tokenizer:
         is_there = token_ids[: len(self.prompt_prefix)] == self.prompt_prefix
         return token_ids if is_there else self.prompt_prefix + token_ids
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """The ids of a conversation; only the template's own special tokens are special. Raises TemplateError."""
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
+        """The ids of a conversation; only the template's own special tokens are special. Raises TemplateError.
+
+        tools: JSON values in OpenAI's form, for a template that knows tools.
+        """
         if self.chat_template is None:
             raise TemplateError("the model has no chat template")
         try:
-            pieces = self.chat_template.render(messages, add_generation_prompt)
+            pieces = self.chat_template.render(messages, add_generation_prompt, tools)
         except TextError as error:
             raise TemplateError(str(error)) from error
         token_ids: list[int] = []

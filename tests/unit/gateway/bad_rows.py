@@ -102,7 +102,7 @@ def _prompts(model: models.Model) -> Iterator[Row]:
 
 
 def _chat(limits: models.Limits) -> Iterator[Row]:
-    for role in (0, 4, 99, -1):
+    for role in (0, 5, 99, -1):
         messages = [said(chat.ROLE_USER), said(role)]  # type: ignore[arg-type]
         yield Row("ChatService/Chat", chat.ChatRequest(messages=messages), "messages[1].role")
     yield Row("ChatService/Chat", chat.ChatRequest(), "messages")
