@@ -37,8 +37,8 @@ async def generate(gateway: Gateway, request: pb.GenerateRequest, context: Conte
         with gateway.call(terms, is_stream=request.stream) as call:
             replies = Replies(call, terms, served.ready.card.eos_token_ids)
             call.abort = partial(_abort, context)
-            tokens = await served.prompts.of_generate(wanted)
-            gateway.submit(call, terms, tokens, context.time_remaining())
+            prompt = await served.prompts.of_generate(wanted, terms)
+            gateway.submit(call, terms, prompt, context.time_remaining())
             await _write_all(gateway, call, replies, context, is_stream=request.stream)
     except CallError as error:
         if error.reason == reasons.ERROR_REASON_CONSTRAINT_FAILED:
