@@ -10,6 +10,8 @@ from collections.abc import Collection
 from enum import Enum, auto
 
 ARGUMENTS = frozenset({"arguments", "parameters"})
+# An object with any other key is an answer in JSON, and is let go at that key.
+KEYS = ARGUMENTS | {"name", "id", "type"}
 SPACE = " \t\n\r"
 _CLOSERS = {"{": "}", "[": "]"}
 
@@ -80,8 +82,9 @@ class CallObject:
     def feed(self, char: str) -> bool:
         """Take in one character behind the opening brace; True when the object is complete. Raises BrokenCall."""
         if self._expects is _Expects.REST:
+            is_over = self._span.ends_with(char)
             (self._arguments if self._streams else self._read).append(char)
-            if self._span.ends_with(char):
+            if is_over:
                 self._end_span()
         elif char not in SPACE:
             return self._step(char)
@@ -138,6 +141,8 @@ class CallObject:
         self._expects = _Expects.COMMA_OR_END
         if self._key is None:
             self._key = _text(self._read)
+            if self._key not in KEYS:
+                raise BrokenCall
             self._expects = _Expects.COLON
         elif self._key == "name":
             self.name = _text(self._read)

@@ -47,9 +47,14 @@ def said(role: "chat.Role", content: str = "hi") -> chat.ChatMessage:
 def rows(model: models.Model) -> Iterator[Row]:
     """Every row, against the model's own bounds."""
     yield from _sampling(model.limits)
+    yield from _penalties(model.limits)
+    yield from _masks(model)
+    yield from _constraints(model.limits)
     yield from _stopping(model.limits)
     yield from _prompts(model)
     yield from _chat(model.limits)
+    yield from _tools(model.limits)
+    yield from _calls(model.limits)
     yield from _rest(model)
 
 
@@ -64,6 +69,52 @@ def _sampling(limits: models.Limits) -> Iterator[Row]:
         yield generate("sampling.top_k", sampling=common.Sampling(top_k=top_k))
     for n in (0, limits.max_n + 1, 2**32 - 1):
         yield generate("sampling.n", sampling=common.Sampling(n=n))
+
+
+def _penalties(limits: models.Limits) -> Iterator[Row]:
+    for value in (*NOT_NUMBERS, -1.0, 0.0, 0.009, 100.1, 1e39):
+        yield generate("sampling.repetition_penalty", sampling=common.Sampling(repetition_penalty=value))
+    for value in (*NOT_NUMBERS, -2.001, 2.001, 1e39):
+        yield generate("sampling.presence_penalty", sampling=common.Sampling(presence_penalty=value))
+        yield generate("sampling.frequency_penalty", sampling=common.Sampling(frequency_penalty=value))
+    for value in (*NOT_NUMBERS, -100.1, 100.1, 1e39):
+        yield generate("sampling.logit_bias[7]", sampling=common.Sampling(logit_bias={7: value, 8: 1.0}))
+    for token_id in (VOCAB_SIZE, 191_222, 2**32 - 1):
+        yield generate(f"sampling.logit_bias[{token_id}]", sampling=common.Sampling(logit_bias={token_id: 1.0}))
+    many = dict.fromkeys(range(limits.max_logit_bias + 1), 1.0)
+    yield generate("sampling.logit_bias", sampling=common.Sampling(logit_bias=many))
+
+
+def _masks(model: models.Model) -> Iterator[Row]:
+    limits, ends = model.limits, model.eos_token_ids
+    yield generate("sampling.allowed_token_ids[1]", sampling=common.Sampling(allowed_token_ids=[1, VOCAB_SIZE]))
+    many = [7] * (limits.max_allowed_token_ids + 1)
+    yield generate("sampling.allowed_token_ids", sampling=common.Sampling(allowed_token_ids=many))
+    only_ends = common.Sampling(allowed_token_ids=ends)
+    yield generate("sampling.allowed_token_ids", sampling=only_ends, stopping=common.Stopping(min_tokens=1))
+    # "Hello" is one token, as it stands and behind a space.
+    banned = common.Sampling(allowed_token_ids=[19556, *ends], bad_words=["Hello", "<|im_end|>"])
+    yield generate("sampling.allowed_token_ids", sampling=banned)
+    for words, name in (([""], "bad_words[0]"), (["a", ""], "bad_words[1]"), (["\x04"], "bad_words[0]")):
+        yield generate(f"sampling.{name}", sampling=common.Sampling(bad_words=words))
+    long = "x" * (limits.max_bad_word_chars + 1)
+    yield generate("sampling.bad_words[1]", sampling=common.Sampling(bad_words=["a", long]))
+    yield generate("sampling.bad_words", sampling=common.Sampling(bad_words=["a"] * (limits.max_bad_words + 1)))
+
+
+def _constraints(limits: models.Limits) -> Iterator[Row]:
+    for schema in ("", "{", "[]", "1", '{"a": NaN}', "[" * 30_000, '{"a":' * 200 + "1" + "}" * 200):
+        yield generate("sampling.json_schema", sampling=common.Sampling(json_schema=schema))
+    long = "x" * (limits.max_constraint_bytes + 1)
+    yield generate("sampling.json_schema", sampling=common.Sampling(json_schema=f'{{"title": "{long}"}}'))
+    yield generate("sampling.regex", sampling=common.Sampling(regex=""))
+    yield generate("sampling.regex", sampling=common.Sampling(regex=long))
+    yield generate("sampling.grammar", sampling=common.Sampling(grammar=""))
+    yield generate("sampling.grammar", sampling=common.Sampling(grammar=long))
+    yield generate("sampling.choice.texts", sampling=common.Sampling(choice=common.Choices()))
+    for texts in (["a"] * (limits.max_choices + 1), [long]):
+        yield generate("sampling.choice.texts", sampling=common.Sampling(choice=common.Choices(texts=texts)))
+    yield generate("sampling.choice.texts[1]", sampling=common.Sampling(choice=common.Choices(texts=["a", ""])))
 
 
 def _stopping(limits: models.Limits) -> Iterator[Row]:
@@ -82,6 +133,7 @@ def _stopping(limits: models.Limits) -> Iterator[Row]:
     yield generate("stopping.stop_token_ids", stopping=common.Stopping(stop_token_ids=too_many))
     for logprobs in (limits.max_logprobs + 1, 2**32 - 1):
         yield generate("output.logprobs", output=common.Output(logprobs=logprobs))
+        yield generate("output.prompt_logprobs", output=common.Output(prompt_logprobs=logprobs))
 
 
 def _prompts(model: models.Model) -> Iterator[Row]:
@@ -116,10 +168,57 @@ def _chat(limits: models.Limits) -> Iterator[Row]:
     yield Row("ChatService/StreamChat", streamed, "stopping.max_tokens")
 
 
+def asked(field: str, **fields: object) -> Row:
+    """A row for Chat, with a right message unless some are given."""
+    fields.setdefault("messages", [said(chat.ROLE_USER)])
+    return Row("ChatService/Chat", chat.ChatRequest(**fields), field)  # type: ignore[arg-type]
+
+
+def _tools(limits: models.Limits) -> Iterator[Row]:
+    tool = chat.Tool(name="f")
+    for name in ("", "two words", "ü", "x" * 65, "a\n"):
+        yield asked("tools[1].name", tools=[tool, chat.Tool(name=name)])
+    yield asked("tools[1].name", tools=[tool, tool])
+    for parameters in ("", "{", "[]", "true", '{"type": "string"}', '{"type": ["object"]}', "[" * 30_000):
+        yield asked("tools[0].parameters", tools=[chat.Tool(name="f", parameters=parameters)])
+    yield asked("tools", tools=[chat.Tool(name=f"f{i}") for i in range(limits.max_tools + 1)])
+    yield asked("tools", tools=[chat.Tool(name="f", description="x" * limits.max_tool_bytes)])
+    yield asked("tool_choice.name", tools=[tool], tool_choice=chat.ToolChoice(name="g"))
+    yield asked("tool_choice.name", tool_choice=chat.ToolChoice(name="f"))
+    yield asked("tool_choice.name", tools=[tool], tool_choice=chat.ToolChoice(name=""))
+    yield asked("tool_choice.mode", tool_choice=chat.ToolChoice(mode=chat.TOOL_MODE_REQUIRED))
+    yield asked("tool_choice.mode", tools=[tool], tool_choice=chat.ToolChoice(mode=9))  # type: ignore[arg-type]
+    for choice in (None, chat.ToolChoice(mode=chat.TOOL_MODE_REQUIRED), chat.ToolChoice(name="f")):
+        regex = common.Sampling(regex="a+")
+        yield asked("sampling.regex", tools=[tool], tool_choice=choice, sampling=regex)
+    yield asked("output.echo", output=common.Output(echo=True))
+
+
+def _calls(limits: models.Limits) -> Iterator[Row]:
+    call = chat.ToolCall(id="c", name="f", arguments="{}")
+    user = said(chat.ROLE_USER)
+    for role in (chat.ROLE_USER, chat.ROLE_SYSTEM):
+        yield asked("messages[1].tool_calls", messages=[user, chat.ChatMessage(role=role, tool_calls=[call])])
+    many = chat.ChatMessage(role=chat.ROLE_ASSISTANT, tool_calls=[call] * (limits.max_tool_calls + 1))
+    yield asked("messages[1].tool_calls", messages=[user, many])
+    yield asked("messages[1].tool_call_id", messages=[user, said(chat.ROLE_TOOL)])
+    for role in (chat.ROLE_USER, chat.ROLE_ASSISTANT):
+        answer = chat.ChatMessage(role=role, content="hi", tool_call_id="c")
+        yield asked("messages[1].tool_call_id", messages=[user, answer])
+    long = chat.ChatMessage(role=chat.ROLE_TOOL, tool_call_id="c" * 129)
+    yield asked("messages[1].tool_call_id", messages=[user, long])
+    big = chat.ToolCall(id="c", name="f", arguments="a " * (limits.max_prompt_bytes // 2 + 1))
+    yield asked("messages", messages=[user, chat.ChatMessage(role=chat.ROLE_ASSISTANT, tool_calls=[big])])
+
+
 def _rest(model: models.Model) -> Iterator[Row]:
     for request_id in ("two words", "tab\t", "ümlaut", "new\nline", "x" * (model.limits.max_request_id_chars + 1)):
         yield generate("request_id", request_id=request_id)
     yield generate("tenant", tenant="t" * (model.limits.max_tenant_chars + 1))
+    yield generate("cache_salt", cache_salt="s" * (model.limits.max_cache_salt_chars + 1))
+    yield generate("timeout_ms", timeout_ms=0)
+    yield generate("truncate_prompt_tokens", truncate_prompt_tokens=0)
+    yield generate("token_ids.ids[0]", token_ids=common.TokenIds(ids=[VOCAB_SIZE, 5]), truncate_prompt_tokens=1)
     yield generate("", "MODEL_NOT_FOUND", model="another")
     yield Row("InferenceService/StreamGenerate", pb.GenerateRequest(text="x", model="another"), "", "MODEL_NOT_FOUND")
     yield Row("InferenceService/Tokenize", pb.TokenizeRequest(text="x", model="another"), "", "MODEL_NOT_FOUND")
