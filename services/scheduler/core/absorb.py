@@ -29,6 +29,8 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     assert len(tokens) == len(runs), f"step {result.step}: {len(tokens)} tokens for {len(runs)} sampled rows"
     for (run, count), samples in zip(record.added, record.samples, strict=True):
         run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
+    for run, count in record.copied:
+        run.confirmed += count
     ended, dropped = _take_tokens(runs, tokens)
     delivered = [run.sequence for run in runs]
     if dropped:
@@ -81,7 +83,8 @@ def _note_first_tokens(state: State, delivered: list[Sequence], now: int) -> Non
         if not sequence.t_first_token:
             sequence.t_first_token = now
             state.outbox.start(sequence, now)
-            state.counters.num_prompt_tokens += sequence.num_prompt_tokens
+            if sequence.key.index == 0:  # the prompt is one, however many samples it has
+                state.counters.num_prompt_tokens += sequence.num_prompt_tokens
 
 
 def _clear_blame(state: State, runs: list[Run]) -> None:

@@ -5,6 +5,8 @@ duplicate of another gateway's request must never open. Validation is the gatewa
 scheduler knows: queue, capacity, duplicates, drain.
 """
 
+from msgspec.structs import replace
+
 from services.scheduler.core.prefix import root_of
 from services.scheduler.core.sequence import Request, Sequence
 from services.scheduler.core.state import CANCELLED, State
@@ -77,7 +79,10 @@ def _make_sequence(state: State, request: Request, submit: Submit, index: int, n
     key = SequenceKey(identity.gateway, identity.request, identity.incarnation, index)
     tokens = columns.unpack(submit.prompt_tokens)
     assert tokens, "a prompt has at least one token"
-    sequence = Sequence(request, key, tokens, (submit.sampling, submit.stopping, submit.output))
+    sampling = submit.sampling
+    if index and sampling.prompt_logprobs is not None:  # the prompt is one, and so are its logprobs
+        sampling = replace(sampling, prompt_logprobs=None)
+    sequence = Sequence(request, key, tokens, (sampling, submit.stopping, submit.output))
     sequence.stop_token_ids = frozenset(columns.unpack(submit.stopping.stop_token_ids))
     sequence.min_length = len(tokens) + submit.stopping.min_tokens
     sequence.seed = seed_of_sample(submit.seed, index)

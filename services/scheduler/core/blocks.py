@@ -59,9 +59,11 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more table names these published blocks."""
+        """One more table names these blocks, each published or held by a table."""
         for block in blocks:
-            assert self._is_published[block], f"block {block} is shared and not published"
+            assert self._is_published[block] or self._num_holders[block], (
+                f"block {block} is shared, neither held nor published"
+            )
             if self._num_holders[block] == 0:
                 del self._idle[block]
             self._num_holders[block] += 1

@@ -11,6 +11,7 @@ def check(state: State) -> None:
     """Raise AssertionError at the first broken invariant."""
     _check_places(state)
     _check_blocks(state)
+    _check_shared(state)
     _check_published(state)
     _check_copies(state)
     _check_counters(state)
@@ -54,6 +55,17 @@ def _check_blocks(state: State) -> None:
         writable = run.blocks[run.confirmed // state.pool.block_size :]
         assert not any(block in contents for block in writable), "a published block may be written"
         assert all(tables[block] == 1 for block in writable), "a block has two writers, or a copy reads it"
+
+
+def _check_shared(state: State) -> None:
+    """A block of two tables stands at the same place of both, after the same tokens, and holds the same."""
+    size, holders = state.pool.block_size, state.pool.holders()
+    contents: dict[int, bytes] = {}
+    for run in state.running:
+        for index, block in enumerate(run.blocks):
+            if holders[block] > 1:
+                content = run.tokens[: (index + 1) * size].tobytes()
+                assert contents.setdefault(block, content) == content, "a block is shared that holds something else"
 
 
 def _check_published(state: State) -> None:
@@ -115,6 +127,9 @@ def _check_flight(state: State) -> None:
     late: Counter[Sequence] = Counter()
     for record in state.inflight:
         assert len(record.rows) == len(set(record.rows)), "a run has two rows in one step"
+        for run, count in record.copied:
+            tokens[run] += count
+            assert 0 < count < state.pool.block_size and run in dict(record.added), "no tail, or nothing comes after it"
         added = dict(record.added)
         for run in record.rows:
             tokens[run] += added.get(run, 1)

@@ -113,8 +113,7 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
                 _carry_on(state, run)
     state.last_rows = rows
     num_tokens = len(rows) + sum(count - 1 for _, count in draft.added)
-    record = StepRecord(draft.step, rows, draft.added, draft.samples, (num_tokens, state.num_held_positions()))
-    state.inflight.append(record)
+    state.inflight.append(StepRecord(draft, rows, (num_tokens, state.num_held_positions())))
     state.counters.num_steps += 1
     ops, state.pending_ops = state.pending_ops, []
     return draft.plan(state.epoch, ops, dropped)

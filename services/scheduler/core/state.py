@@ -68,6 +68,7 @@ class Counters(Struct):
     num_output_tokens: int = 0
     num_cached_tokens: int = 0
     num_looked_up_tokens: int = 0
+    num_forks: int = 0
 
 
 class State:

@@ -7,25 +7,26 @@ from array import array
 
 from services.scheduler.core.sequence import Run
 from services.wire import columns
-from services.wire.messages import AppendBlocks, Op, RowFlag, StepPlan
+from services.wire.messages import AppendBlocks, CopyBlocks, CopyDirection, Op, RowFlag, StepPlan
 
+NO_NUMBER = 0  # of a copy that is not reported: it is over when its step is
 _SAMPLE = int(RowFlag.SAMPLE | RowFlag.LAST_CHUNK)
 _FUTURE = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
 
 
 class StepRecord:
     """rows: every row in wire order. added: the rows that were not carried, with their token counts; the last
-    len(added) of `rows`. samples: whether each of those put a token out; every carried row does."""
+    len(added) of `rows`. samples: whether each of those put a token out; every carried row does. copied: the forks of
+    this step, with the positions of the tails that it copies."""
 
-    __slots__ = ("added", "rows", "samples", "size", "step")
+    __slots__ = ("added", "copied", "rows", "samples", "size", "step")
 
-    def __init__(
-        self, step: int, rows: list[Run], added: list[tuple[Run, int]], samples: list[bool], size: tuple[int, int]
-    ) -> None:
-        self.step = step
+    def __init__(self, draft: "Draft", rows: list[Run], size: tuple[int, int]) -> None:
+        self.step = draft.step
         self.rows = rows
-        self.added = added
-        self.samples = samples
+        self.added = draft.added
+        self.samples = draft.samples
+        self.copied = draft.copied
         self.size = size  # new tokens, and KV positions held: what its duration depends on
 
     def samplers(self, failed: frozenset[int]) -> list[Run]:
@@ -37,7 +38,7 @@ class StepRecord:
 
 
 class Draft:
-    """Block appends and added rows, gathered column by column.
+    """Block appends, copied tails and added rows, gathered column by column.
 
     num_preemptions: the state's count when the plan was begun. budget: tokens left for prefill. has_joined: somebody
     has come from the waiting. has_displaced: somebody gave way to the waiting.
@@ -51,10 +52,13 @@ class Draft:
         self.has_displaced = False
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
+        self.copied: list[tuple[Run, int]] = []
         self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
         self._append_slots: list[int] = []
         self._append_starts: list[int] = []
         self._append_blocks: list[int] = []
+        self._tails: list[int] = []
+        self._copies: list[int] = []
         self._flags = array("i")
         self._positions = array("i")
         self._host_tokens = array("i")
@@ -66,6 +70,14 @@ class Draft:
         self._append_slots.extend([run.slot] * len(blocks))
         self._append_starts.extend(range(start, start + len(blocks)))
         self._append_blocks.extend(blocks)
+
+    def copy_tail(self, run: Run, tail: int, num_positions: int) -> None:
+        """The run's last block becomes a copy of this one, of which it uses the positions up to so many. They count as
+        planned: the executor has them only once it has run this step."""
+        self._tails.append(tail)
+        self._copies.append(run.blocks[-1])
+        self.copied.append((run, num_positions - run.planned))
+        run.planned = num_positions
 
     def add_row(self, run: Run, count: int) -> None:
         """A row that is not carried: the next `count` tokens. Advances P; the row samples iff it reaches L + F."""
@@ -85,7 +97,7 @@ class Draft:
             run.last_sampled_step = self.step
 
     def plan(self, epoch: int, ops: list[Op], dropped: list[int]) -> StepPlan:
-        """The message of this draft; block appends come after the other ops."""
+        """The message of this draft; block appends and the copies of tails come after the other ops."""
         if self._append_slots:
             ops.append(
                 AppendBlocks(
@@ -94,6 +106,9 @@ class Draft:
                     columns.pack(self._append_blocks),
                 )
             )
+        if self._tails:
+            tails, copies = columns.pack(self._tails), columns.pack(self._copies)
+            ops.append(CopyBlocks(NO_NUMBER, CopyDirection.WITHIN, tails, copies))
         return StepPlan(
             epoch=epoch,
             step=self.step,

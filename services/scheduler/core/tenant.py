@@ -11,6 +11,7 @@ from services.scheduler.core.sequence import Sequence, Tenant
 UNIT = 100
 PREFILL_WEIGHT = UNIT  # a prompt token that is computed
 CACHED_WEIGHT = UNIT // 10  # a prompt token found in the prefix cache
+FORKED_WEIGHT = 0  # a prompt token shared with another sample of the request, which was charged for it
 DECODE_WEIGHT = 2 * UNIT  # an output token
 MAX_IDLE = 4096  # idle tenants whose counters are remembered
 

@@ -14,6 +14,7 @@ from services.wire import columns
 from services.wire.messages import (
     SCHEMA_VERSION,
     CopyBlocks,
+    CopyDirection,
     Hello,
     ModelCard,
     Ready,
@@ -99,7 +100,7 @@ class VirtualDevice:
         """Queue a plan. All that decides its times is known: plans and copies run in order, and nothing fails."""
         begin = max(now, self._free_at)
         for op in plan.ops:
-            if isinstance(op, CopyBlocks):
+            if isinstance(op, CopyBlocks) and op.direction != CopyDirection.WITHIN:  # which takes next to no time
                 self._copy(op, begin)
         num_tokens = self._move_rows(plan)
         if self._slots:

@@ -167,8 +167,9 @@ class ExecutorModel:
             for slot, start, block in appended:
                 assert len(self.slots[slot].table) == start and 1 <= block < self.num_blocks
                 self.slots[slot].table.append(block)
+        elif op.direction == CopyDirection.WITHIN:
+            self._copy(op)
         else:
-            assert op.direction != CopyDirection.WITHIN, "nobody asked for a copy within the device"
             self.copies.append((op, self.num_steps))
 
     def _end_copies(self, must_end: bool) -> list[int]:
@@ -181,11 +182,12 @@ class ExecutorModel:
         return done
 
     def _copy(self, copy: CopyBlocks) -> None:
-        is_out = copy.direction == CopyDirection.OUT
-        here, there = (self.cells, self.host_cells) if is_out else (self.host_cells, self.cells)
+        device, host = (self.cells, self.num_blocks), (self.host_cells, self.num_host_blocks)
+        here, num_here = host if copy.direction == CopyDirection.IN else device
+        there, num_there = host if copy.direction == CopyDirection.OUT else device
         pairs = zip(columns.unpack(copy.sources), columns.unpack(copy.destinations), strict=True)
         for source, destination in pairs:
-            assert 0 <= (destination if is_out else source) < self.num_host_blocks
+            assert 0 <= source < num_here and 0 <= destination < num_there
             for offset in range(self.block_size):
                 there.pop((destination, offset), None)
                 if (source, offset) in here:

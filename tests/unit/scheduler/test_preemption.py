@@ -135,7 +135,7 @@ def test_a_block_is_handed_out_once_and_the_dummy_never() -> None:
         pool.free(blocks[:1])
     with pytest.raises(AssertionError, match="not held"):
         pool.publish(blocks[0])
-    with pytest.raises(AssertionError, match="not published"):
+    with pytest.raises(AssertionError, match="neither held nor published"):
         pool.share(blocks[:1])
 
 
