@@ -10,6 +10,7 @@ from pathlib import Path
 
 import uvloop
 
+from gateway.about import about
 from gateway.server import Ending, Links, Server
 from services import tokenizer
 from services.runtime import models
@@ -28,7 +29,7 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
 async def _serve(settings: ServerSettings, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     links = _open_links(settings)
-    server = Server(settings.gateway, settings.links, links)
+    server = Server(settings.gateway, settings.links, links, about(settings))
 
     def on_stop() -> None:
         loop.call_soon_threadsafe(lambda: server.stop(Ending(stop.kind)))
@@ -36,9 +37,11 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
     stop.on_set(on_stop)
     address = await server.start()
     run_dir, name = Path(settings.links.run_dir), settings.gateway.name
-    # The public address comes last: who has it may look for the other.
+    # The public address comes last: who has it may look for the others.
     if server.vllm_address:
         publish(run_dir / f"{name}.vllm", server.vllm_address)
+    if server.admin_address:
+        publish(run_dir / f"{name}.admin", server.admin_address)
     publish(run_dir / f"{name}.listen", address)
     try:
         await server.serve(partial(tokenizer.load, models.resolve(settings.model)))

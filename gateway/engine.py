@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from gateway.admission import Admission
 from gateway.errors import CallError
+from gateway.load import LoadHistory
 from gateway.prompts import Prompts
 from services.runtime.settings import GatewaySettings
 from services.tokenizer import Tokenizer
@@ -55,7 +56,17 @@ class Engine:
         self._served: Served | None = None
         self._death = ""
         self.phase = Phase.STARTING
-        self.load: Load | None = None
+        self.loads = LoadHistory()
+
+    @property
+    def load(self) -> Load | None:
+        """The last that was heard of it."""
+        return self.loads.last
+
+    @property
+    def offer(self) -> Served | None:
+        """The model that is or was served, whatever the phase; None before the first."""
+        return self._served
 
     def served(self) -> Served:
         """The model that is served; raises CallError while there is none, or none any more."""

@@ -22,6 +22,10 @@ class Health:
     async def add_to(self, server: grpc.aio.Server) -> None:
         """Serve it; before the server starts."""
         await self.show(is_serving=False)
+        self.serve_on(server)
+
+    def serve_on(self, server: grpc.aio.Server) -> None:
+        """Serve it on one more server; before that one starts."""
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def show(self, is_serving: bool) -> None:

@@ -11,20 +11,21 @@ class ModelServicer:
 
     def __init__(self, engine: Engine, settings: GatewaySettings) -> None:
         self._engine = engine
-        self._limits = _limits(settings)
+        self._limits = limits_of(settings)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         """Every model that is served."""
-        return pb.ListModelsResponse(models=[_model(self._engine.served(), self._limits)])
+        return pb.ListModelsResponse(models=[model_of(self._engine.served(), self._limits)])
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.GetModelResponse:
         """One model, by name."""
         served = self._engine.served()
         served.admission.check_model(request.name)
-        return pb.GetModelResponse(model=_model(served, self._limits))
+        return pb.GetModelResponse(model=model_of(served, self._limits))
 
 
-def _model(served: Served, limits: pb.Limits) -> pb.Model:
+def model_of(served: Served, limits: pb.Limits) -> pb.Model:
+    """What is served, and its bounds."""
     ready, card = served.ready, served.ready.card
     return pb.Model(
         name=card.name,
@@ -45,6 +46,6 @@ def _model(served: Served, limits: pb.Limits) -> pb.Model:
     )
 
 
-def _limits(settings: GatewaySettings) -> pb.Limits:
+def limits_of(settings: GatewaySettings) -> pb.Limits:
     """Every bound that is advertised is the setting of the same name."""
     return pb.Limits(**{field.name: getattr(settings, field.name) for field in pb.Limits.DESCRIPTOR.fields})

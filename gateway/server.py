@@ -9,17 +9,20 @@ been told so.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
 
 from gateway import transport
+from gateway.admin import Admin
 from gateway.chat import ChatServicer
+from gateway.control import ControlServicer, Life
 from gateway.door import Door
 from gateway.engine import Phase
 from gateway.guard import Guard
@@ -47,6 +50,8 @@ SERVICES = (
     models_pb2.DESCRIPTOR.services_by_name["ModelService"],
 )
 SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 # Two tokenizer threads, so that one long text does not hold up the others; more would take cores from the engine.
 TOKENIZER_THREADS = 2
@@ -81,9 +86,12 @@ class Links:
 
 
 class Server:
-    """One gateway process, as far as it is not its process. To be made on the loop that runs it."""
+    """One gateway process, as far as it is not its process. To be made on the loop that runs it. about: settings by
+    section and key that operators are told."""
 
-    def __init__(self, settings: GatewaySettings, timing: LinkSettings, links: Links) -> None:
+    def __init__(
+        self, settings: GatewaySettings, timing: LinkSettings, links: Links, about: Mapping[str, str] = NOTHING
+    ) -> None:
         self._settings = settings
         self._timing = timing
         self._links = links
@@ -96,6 +104,12 @@ class Server:
         self._over: asyncio.Future[Ending] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._can_tokenize = False
+        self._about = about
+        self._started = time.monotonic()
+        self._is_leaving = False
+        self._dead = asyncio.Event()
+        self._admin = Admin(settings, timing.run_dir)
+        self._address = ""
         self._guard = Guard(settings.max_message_bytes)
         self._health = Health(SERVICE_NAMES)
         self._door = Door(settings, time.monotonic)
@@ -111,14 +125,21 @@ class Server:
         for service, servicer in zip(SERVICES, servicers, strict=True):
             self._guard.add_service(self._grpc, service, servicer)
         add_reflection(self._grpc, (*SERVICE_NAMES, HEALTH_NAME))
-        addresses = transport.listen(self._grpc, self._settings)
+        addresses = transport.listen(self._grpc, self._settings.listen.split(","), self._settings)
         if self._vllm is not None:
             self.vllm_address = await self._vllm.bind(self._settings.vllm_listen)
         await self._grpc.start()
         log.info("gateway.listening", addresses=addresses)
+        self._address = ",".join(addresses)
         if self._vllm is not None:
             await self._vllm.start(self.vllm_address)
-        return ",".join(addresses)
+        await self._start_admin()
+        return self._address
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators call; empty where they cannot."""
+        return self._admin.address
 
     async def serve(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
         """Serve until told to stop, then end every call and the server. Raises EngineGone when the engine died."""
@@ -176,6 +197,7 @@ class Server:
                 self._check_peers(now)
             self.gateway.tick(now)
             self._door.look_again()
+            self._admin.look_again()
             then = now
 
     def _check_peers(self, now: float) -> None:
@@ -188,8 +210,20 @@ class Server:
                 log.error("peer.silent", peer=peer, seconds=self._timing.death_s)
                 self.gateway.engine.die(f"the {peer} is silent")
 
+    async def _start_admin(self) -> None:
+        life = Life(lambda: self._address, lambda: time.monotonic() - self._started, self._leave, self._guard.idle.wait)
+        await self._admin.start(ControlServicer(self.gateway, life, self._about), self._health)
+
+    async def _leave(self) -> None:
+        """Health first: whoever routes calls here has drain_delay_s to stop doing so before a call is refused."""
+        self._is_leaving = True
+        await self._show_health(False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._dead.wait(), self._settings.drain_delay_s)
+
     async def _drain(self) -> None:
         """Take no new call, let the open ones finish in drain_s, then end them."""
+        await self._leave()
         self.gateway.engine.drain()
         await self._idle(self._settings.drain_s)
         self.gateway.calls.fail_all(self.gateway.engine.refusal())
@@ -200,8 +234,8 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        stops = [self._grpc.stop(CLOSING_S)] + ([] if self._vllm is None else [self._vllm.stop(CLOSING_S)])
-        await asyncio.gather(*stops)
+        stops = [self._grpc.stop(CLOSING_S), self._admin.stop(CLOSING_S)]
+        await asyncio.gather(*stops, *([] if self._vllm is None else [self._vllm.stop(CLOSING_S)]))
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _idle(self, timeout_s: float) -> None:
@@ -210,11 +244,16 @@ class Server:
             await asyncio.wait_for(self._guard.idle.wait(), timeout_s)
 
     def _phase_changed(self, phase: Phase) -> None:
-        self._run(self._health.show(is_serving=phase is Phase.READY))
+        self._run(self._show_health(phase is Phase.READY and not self._is_leaving))
+        if phase is Phase.DEAD:
+            self._dead.set()
+            if not self._over.done():
+                self._over.set_result(Ending.DIED)
+
+    async def _show_health(self, is_serving: bool) -> None:
+        await self._health.show(is_serving)
         if self._vllm is not None:
-            self._run(self._vllm.show(is_serving=phase is Phase.READY))
-        if phase is Phase.DEAD and not self._over.done():
-            self._over.set_result(Ending.DIED)
+            await self._vllm.show(is_serving)
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         """Run beside everything else; what breaks it breaks the server."""

@@ -20,12 +20,14 @@ from gateway.admission import Terms
 from gateway.calls import Call, Calls
 from gateway.engine import Engine, Phase
 from gateway.errors import CallError
+from gateway.orders import Orders
 from gateway.prompts import Prompt
 from gateway.summary import summary
 from services.runtime.settings import GatewaySettings
 from services.wire.link import LinkFull, Outlet
 from services.wire.messages import (
     Cancel,
+    ControlReply,
     Draining,
     EngineDead,
     EngineReady,
@@ -59,6 +61,7 @@ class Gateway:
         self.engine = Engine(settings, threads, self._phase_changed)
         self.calls = Calls(settings.name, first_incarnation, settings.max_open_calls, settings.max_unread_tokens)
         self.on_phase: Callable[[Phase], None] = lambda phase: None
+        self.orders = Orders(settings.name, submits, settings.order_timeout_s)
         self._submits = submits
         self._unsent: deque[Cancel] = deque()
         self._aborts: set[asyncio.Task[None]] = set()
@@ -109,13 +112,18 @@ class Gateway:
             self._unsent.append(Cancel(call.identity))
             self._flush()
 
-    def cancel(self, request_id: str, why: str) -> None:
-        """End an open call for its client and for the engine, dropping what is untold; no error when none is open."""
+    def cancel(self, request_id: str, why: str) -> bool:
+        """End an open call for its client and for the engine, dropping what is untold; False when none is open."""
         call = self.calls.find(request_id)
-        if call is not None:
-            call.mailbox.discard()
-            call.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, why))
+        if call is None:
+            return False
+        call.mailbox.discard()
+        call.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, why))
+        if call.writing_since is None:
             self.release(call)
+        else:
+            self._abandon(call, why)
+        return True
 
     def absorb_texts(self, batches: Iterable[TextBatch]) -> None:
         """Hand out new text and ends."""
@@ -134,8 +142,10 @@ class Gateway:
                 case EngineReady():
                     self.engine.executor_ready(message)
                 case Load():
-                    self.engine.load = message
+                    self.engine.loads.note(message)
                     log.debug("engine.load", **msgspec.structs.asdict(message))
+                case ControlReply():
+                    self.orders.answered(message)
                 case Draining():
                     self.engine.drain()
                 case EngineDead():

@@ -49,10 +49,10 @@ def options(settings: GatewaySettings) -> Sequence[tuple[str, int]]:
     )
 
 
-def listen(server: grpc.aio.Server, settings: GatewaySettings) -> list[str]:
+def listen(server: grpc.aio.Server, addresses: Sequence[str], settings: GatewaySettings) -> list[str]:
     """Take every address; those that were bound, with the ports that were picked. Raises RuntimeError or OSError."""
     bound = []
-    for address in settings.listen.split(","):
+    for address in addresses:
         if address.startswith(UNIX):
             _check_free(Path(address.removeprefix(UNIX)))
             server.add_insecure_port(address)

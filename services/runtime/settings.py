@@ -23,6 +23,10 @@ Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,32}$")]  # becomes part o
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
+# A listener in the run directory, where nobody else can reach it.
+LOCAL = "local"
+
+
 class SettingsError(Exception):
     """A setting is unknown, of the wrong type or out of range; the text names it."""
 
@@ -128,6 +132,11 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_unread_tokens: Positive = 16384  # of one stream, kept while its client does not read; beyond it the call ends
     stall_s: Seconds = 30.0  # a reader that takes nothing for so long is ended
     drain_s: Duration = 30.0  # how long a stopping server lets open calls finish
+    drain_delay_s: Duration = 0.0  # before that: health says NOT_SERVING and new calls are served all the same
+    admin_listen: str = LOCAL  # of ControlService: host:port, unix:path, "local" (a socket in run_dir), empty for none
+    admin_tokens: str = ""  # TOML file of bearer tokens for admin_listen, as `tokens`; "local" asks for none
+    order_timeout_s: Seconds = 5.0  # how long the scheduler may take to answer an operator's order
+    max_load_watchers: Count = 16  # streams of WatchLoad open at once
     tls_certificate: str = ""  # PEM file, leaf first; with tls_key it makes TLS of every host:port
     tls_key: str = ""  # PEM file
     tls_client_ca: str = ""  # PEM file; clients must then show a certificate that one of these signed
@@ -184,15 +193,22 @@ def _check(settings: ServerSettings) -> None:
     if settings.links.death_s <= settings.links.heartbeat_s:
         raise SettingsError("links.death_s: must be longer than links.heartbeat_s")
     gateway = settings.gateway
-    wanted = [("listen", address) for address in gateway.listen.split(",")]
-    for key, listen in (*wanted, ("vllm_listen", gateway.vllm_listen or gateway.listen.split(",")[0])):
-        host, _, port = listen.rpartition(":")
-        if not listen.startswith("unix:") and not (host and port.isdecimal() and int(port) <= MAX_PORT):
-            raise SettingsError(f"gateway.{key}: expected host:port or unix:path, got {listen!r}")
+    for address in gateway.listen.split(","):
+        _check_address("gateway.listen", address)
+    if gateway.vllm_listen:
+        _check_address("gateway.vllm_listen", gateway.vllm_listen)
+    if gateway.admin_listen not in ("", LOCAL):
+        _check_address("gateway.admin_listen", gateway.admin_listen)
     if bool(gateway.tls_certificate) != bool(gateway.tls_key):
         raise SettingsError("gateway.tls_key: goes together with gateway.tls_certificate")
     if gateway.tls_client_ca and not gateway.tls_certificate:
         raise SettingsError("gateway.tls_client_ca: needs gateway.tls_certificate and gateway.tls_key")
+
+
+def _check_address(key: str, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if not address.startswith("unix:") and not (host and port.isdecimal() and int(port) <= MAX_PORT):
+        raise SettingsError(f"{key}: expected host:port or unix:path, got {address!r}")
 
 
 def handed_down(path: Path) -> ServerSettings:

@@ -58,7 +58,8 @@ def supervise(settings: ServerSettings, on_started: Callable[[Path], None]) -> i
         settings_file = run_dir / SETTINGS_FILE
         settings_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(settings, links=links)))
         restarts = Restarts(settings.executor.max_restarts, settings.executor.restart_window_s)
-        supervisor = Supervisor(settings_file, Patience(settings.gateway.drain_s + FAREWELL_S), restarts)
+        patience = Patience(settings.gateway.drain_delay_s + settings.gateway.drain_s + FAREWELL_S)
+        supervisor = Supervisor(settings_file, patience, restarts)
         try:
             supervisor.start()
             on_started(run_dir)

@@ -10,11 +10,11 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import Descriptor
 
-from tandem.v1 import chat_pb2, common_pb2, errors_pb2, inference_pb2, models_pb2
+from tandem.v1 import chat_pb2, common_pb2, control_pb2, errors_pb2, inference_pb2, models_pb2
 
 ROOT = Path(__file__).parents[2]
 PROTOS = sorted((ROOT / "proto/tandem/v1").glob("*.proto"))
-FILES = (chat_pb2, common_pb2, errors_pb2, inference_pb2, models_pb2)
+FILES = (chat_pb2, common_pb2, control_pb2, errors_pb2, inference_pb2, models_pb2)
 KNOBS = (common_pb2.Sampling, common_pb2.Stopping, common_pb2.Output)
 OPTIONS = ("go_package", "java_package", "csharp_namespace")
 

@@ -97,3 +97,13 @@ def test_run_directories_go_where_the_environment_says(tmp_path: Path, monkeypat
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.delenv("TMPDIR")
     assert temporary_root() == Path("/tmp")
+
+
+@pytest.mark.parametrize("listen", ["", "local", "127.0.0.1:0", "unix:/tmp/admin"])
+def test_operators_may_call_a_socket_a_port_or_nobody(listen: str) -> None:
+    assert load(None, {"gateway": {"admin_listen": listen}}).gateway.admin_listen == listen
+
+
+def test_an_admin_address_that_is_none_is_named() -> None:
+    with pytest.raises(SettingsError, match=r"gateway\.admin_listen: expected host:port or unix:path, got 'loca'"):
+        load(None, {"gateway": {"admin_listen": "loca"}})
