@@ -1,14 +1,15 @@
 """The Llama forward pass over a ragged packed batch: the new tokens of all rows lie in one dimension, T.
 
 Everything but attention is computed token by token, so rows cannot see one another there. A pure function of weights,
-inputs and KV memory; how each operation is computed is an argument. Knows nothing of slots, requests or sampling.
+inputs and KV memory; how each operation is computed is a part of it. Knows nothing of slots, requests or sampling.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from services.executor.batch import I32
 from services.executor.config import LlamaConfig
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
@@ -32,8 +33,8 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Llama:
-    """The weights. head: [rows, hidden] -> [rows, vocab]."""
+class Llama(Generic[P]):
+    """The weights, and what computes with them. head: [rows, hidden] -> [rows, vocab]."""
 
     config: LlamaConfig
     embedding: Tensor  # [vocab, hidden]
@@ -41,10 +42,15 @@ class Llama:
     norm: Tensor
     head: Linear
     rope: RopeTables
+    operations: Operations[P]
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
+    def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> P:
+        """What attention needs to know of a step's rows."""
+        return self.operations.prepare(cu_seqlens_q, kv_lens, block_table, block_size)
+
+    def forward(self, inputs: StepInputs[P], kv: KvCache) -> Tensor:
         """Write the KV of the new tokens and return their hidden states [T, hidden], normalized for the head."""
-        eps = self.config.norm_eps
+        operations, eps = self.operations, self.config.norm_eps
         hidden = self.embedding.index_select(0, inputs.token_ids)
         normed = operations.normalize(hidden, self.layers[0].attention_norm, eps)
         next_norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
-from services.executor.batch import Mask, StepBatch
+from services.executor.batch import I32, Mask, StepBatch
 from services.executor.capacity import Capacity
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
 from services.executor.logprobs import Report, join, report
-from services.executor.operations import Operations
 from services.executor.prompt_logprobs import PromptScorer
 from services.executor.sampler import Sampled, sample
 from services.executor.sampling_state import NONE_WANTED, SamplingState
@@ -27,26 +26,26 @@ CONSUMED = -1
 P = TypeVar("P")
 
 
-class Model(Protocol):
-    """What the runner needs of a model."""
+class Model(Protocol[P]):
+    """What the runner needs of a model; P is what its attention works out once a step (attention.py)."""
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
+    def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> P:
+        """cu_seqlens_q [R + 1], kv_lens [R], block_table [R, W]."""
+
+    def forward(self, inputs: StepInputs[P], kv: KvCache) -> Tensor:
         """Write KV, return hidden states [T, hidden]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[rows, hidden] -> [rows, vocab]."""
+        """[rows, hidden] -> [rows, vocab], float32; they need not outlive the next call."""
 
 
 class TorchBackend(Generic[P]):
-    """A Backend of a model, a KV cache and an implementation of the operations."""
+    """A Backend of a model and a KV cache."""
 
-    def __init__(
-        self, model: Model, capacity: Capacity, kv: KvCache, operations: Operations[P], is_debug: bool = False
-    ) -> None:
+    def __init__(self, model: Model[P], capacity: Capacity, kv: KvCache, is_debug: bool = False) -> None:
         self._model = model
         self._capacity = capacity
         self._kv = kv
-        self._operations = operations
         self._is_debug = is_debug
         num_slots = capacity.max_rows + 1
         self._last_token = torch.zeros(num_slots, dtype=torch.int64)
@@ -87,7 +86,7 @@ class TorchBackend(Generic[P]):
         copies_done, self._copies_done = tuple(self._copies_done), []
         if not batch.num_rows:
             return Outcome(NO_TOKENS, NO_ROWS, copies_done=copies_done)
-        hidden = self._model.forward(self._inputs(batch), self._kv, self._operations)
+        hidden = self._model.forward(self._inputs(batch), self._kv)
         prompt_logprobs = join(self._scorer.score(batch, hidden))
         if not len(batch.sampling_rows):
             return Outcome(NO_TOKENS, NO_ROWS, None, prompt_logprobs, copies_done)
@@ -123,7 +122,7 @@ class TorchBackend(Generic[P]):
             token_ids=token_ids,
             position_ids=torch.from_numpy(batch.position_ids),
             slot_mapping=torch.from_numpy(batch.slot_mapping),
-            attention_plan=self._operations.prepare(
+            attention_plan=self._model.prepare(
                 batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, self._capacity.block_size
             ),
         )

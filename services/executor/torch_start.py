@@ -29,11 +29,10 @@ def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchB
         torch.set_num_threads(settings.num_threads)
     file = gguf_file.read(path)
     config = read_config(file)
-    operations = ReferenceOperations()
-    model = load_llama(file, config, operations.pack)
+    model = load_llama(file, config, ReferenceOperations())
     capacity = _capacity(settings, config, name or config.name, count_parameters(file))
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
-    backend = TorchBackend(model, capacity, kv, operations)
+    backend = TorchBackend(model, capacity, kv)
     backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
     log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
     return backend

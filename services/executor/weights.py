@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +20,8 @@ from services.executor.config import LlamaConfig
 from services.executor.gguf_file import GgufFile
 from services.executor.linear import Linear, Pack
 from services.executor.model import Layer, Llama
-from services.executor.rope import make_tables
+from services.executor.operations import Operations
+from services.executor.rope import RopeTables, make_tables
 from services.model_file import GgufError
 
 # Rows dequantized at once: what is read and what is written stay in the processor's cache.
@@ -41,6 +43,9 @@ class Part:
 
 Weight = tuple[Part, ...]  # stacked along their rows
 
+P = TypeVar("P")
+N = TypeVar("N", np.float32, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class LayerParts:
@@ -56,23 +61,28 @@ class LayerParts:
         return self.attention_norm + self.qkv + self.attention_out + self.ffn_norm + self.gate_up + self.down
 
 
-def load_llama(file: GgufFile, config: LlamaConfig, pack: Pack) -> Llama:
-    """pack makes the linears. Raises GgufError when file and config do not fit together to the last tensor."""
-    parts = list(_all_parts(file, config))
-    _check(file, parts)
+def load_llama(file: GgufFile, config: LlamaConfig, operations: Operations[P]) -> Llama[P]:
+    """Raises GgufError when file and config do not fit together to the last tensor."""
+    check_tensors(file, config)
     with ThreadPoolExecutor(min(_MAX_READERS, torch.get_num_threads())) as readers:
-        ends = readers.submit(_read_ends, file, config, pack)  # the largest tensors go first
-        layers = readers.map(partial(_read_layer, file, config, pack), range(config.num_layers))
+        ends = readers.submit(_read_ends, file, config, operations.pack)  # the largest tensors go first
+        layers = readers.map(partial(_read_layer, file, config, operations.pack), range(config.num_layers))
         embedding, head = ends.result()
-        factors = _read(file, (_rope_factors(config),)) if _ROPE_FACTORS in file.tensors else None
         return Llama(
             config=config,
             embedding=embedding,
             layers=list(layers),
-            norm=_read(file, (_norm(config),)),
+            norm=read(file, (norm_part(config),)),
             head=head,
-            rope=make_tables(config.rope_base, config.head_dim, config.context_length, factors),
+            rope=read_rope(file, config),
+            operations=operations,
         )
+
+
+def read_rope(file: GgufFile, config: LlamaConfig) -> RopeTables:
+    """The rotary tables, with the file's factors when it has some."""
+    factors = read(file, (_rope_factors(config),)) if _ROPE_FACTORS in file.tensors else None
+    return make_tables(config.rope_base, config.head_dim, config.context_length, factors)
 
 
 def count_parameters(file: GgufFile) -> int:
@@ -80,7 +90,7 @@ def count_parameters(file: GgufFile) -> int:
     return sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values())
 
 
-def half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]:
+def half_split(rows: NDArray[N], num_heads: int) -> NDArray[N]:
     """Rows 2j, 2j + 1 of each head -> rows j, j + head_dim / 2. rows: [heads x head_dim, in]."""
     columns = rows.shape[1]
     return rows.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(-1, columns)
@@ -88,24 +98,29 @@ def half_split(rows: NDArray[np.float32], num_heads: int) -> NDArray[np.float32]
 
 def _read_ends(file: GgufFile, config: LlamaConfig, pack: Pack) -> tuple[Tensor, Linear]:
     """The embedding and the head, which is the embedding again when the file has no other."""
-    embedding = _read(file, (_embedding(config),))
-    return embedding, pack(_read(file, (_head(config),)) if _HEAD in file.tensors else embedding)
+    embedding = read(file, (embedding_part(config),))
+    return embedding, pack(read(file, (head_part(config),)) if has_head(file) else embedding)
+
+
+def has_head(file: GgufFile) -> bool:
+    """Whether the file has a head of its own; if not, the embedding serves as one."""
+    return _HEAD in file.tensors
 
 
 def _read_layer(file: GgufFile, config: LlamaConfig, pack: Pack, index: int) -> Layer:
-    parts = _layer_parts(config, index)
+    parts = layer_parts(config, index)
     return Layer(
-        attention_norm=_read(file, parts.attention_norm),
-        qkv=pack(_read(file, parts.qkv)),
-        attention_out=pack(_read(file, parts.attention_out)),
-        ffn_norm=_read(file, parts.ffn_norm),
-        gate_up=pack(_read(file, parts.gate_up)),
-        down=pack(_read(file, parts.down)),
+        attention_norm=read(file, parts.attention_norm),
+        qkv=pack(read(file, parts.qkv)),
+        attention_out=pack(read(file, parts.attention_out)),
+        ffn_norm=read(file, parts.ffn_norm),
+        gate_up=pack(read(file, parts.gate_up)),
+        down=pack(read(file, parts.down)),
     )
 
 
-def _read(file: GgufFile, weight: Weight) -> Tensor:
-    """The parts, stacked; a vector when the one part is a vector."""
+def read(file: GgufFile, weight: Weight) -> Tensor:
+    """The parts as float32, stacked; a vector when the one part is a vector."""
     stored = [file.tensors[part.name] for part in weight]
     values = torch.empty(sum(len(tensor.raw) for tensor in stored), weight[0].shape[-1])
     array, start = values.numpy(), 0
@@ -120,7 +135,9 @@ def _read(file: GgufFile, weight: Weight) -> Tensor:
     return values if len(weight[0].shape) > 1 else values[0]
 
 
-def _check(file: GgufFile, parts: list[Part]) -> None:
+def check_tensors(file: GgufFile, config: LlamaConfig) -> None:
+    """Raises GgufError naming tensors that are missing, unknown or of a wrong shape."""
+    parts = list(_all_parts(file, config))
     wanted = {part.name for part in parts}
     missing, stray = sorted(wanted - file.tensors.keys()), sorted(file.tensors.keys() - wanted)
     if missing or stray:
@@ -132,24 +149,24 @@ def _check(file: GgufFile, parts: list[Part]) -> None:
 
 
 def _all_parts(file: GgufFile, config: LlamaConfig) -> Iterator[Part]:
-    yield from (_embedding(config), _norm(config))
-    if _HEAD in file.tensors:
-        yield _head(config)
+    yield from (embedding_part(config), norm_part(config))
+    if has_head(file):
+        yield head_part(config)
     if _ROPE_FACTORS in file.tensors:
         yield _rope_factors(config)
     for index in range(config.num_layers):
-        yield from _layer_parts(config, index).all()
+        yield from layer_parts(config, index).all()
 
 
-def _embedding(config: LlamaConfig) -> Part:
+def embedding_part(config: LlamaConfig) -> Part:
     return Part(_EMBEDDING, (config.vocab_size, config.hidden_size))
 
 
-def _head(config: LlamaConfig) -> Part:
+def head_part(config: LlamaConfig) -> Part:
     return Part(_HEAD, (config.vocab_size, config.hidden_size))
 
 
-def _norm(config: LlamaConfig) -> Part:
+def norm_part(config: LlamaConfig) -> Part:
     return Part("output_norm.weight", (config.hidden_size,))
 
 
@@ -157,7 +174,7 @@ def _rope_factors(config: LlamaConfig) -> Part:
     return Part(_ROPE_FACTORS, (config.head_dim // 2,))
 
 
-def _layer_parts(config: LlamaConfig, index: int) -> LayerParts:
+def layer_parts(config: LlamaConfig, index: int) -> LayerParts:
     hidden, ffn = config.hidden_size, config.ffn_size
     query_rows, kv_rows = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 

@@ -1,19 +1,17 @@
 """A model whose logits are given: what follows a token at a position is told by a function."""
 
 from collections.abc import Callable
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from services.executor.attention import ReferencePlan
+from services.executor.batch import I32
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
-from services.executor.operations import Operations, ReferenceOperations
+from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from tests.unit.executor.rig import small_capacity
-
-P = TypeVar("P")
 
 
 class FakeModel:
@@ -22,7 +20,10 @@ class FakeModel:
     def __init__(self, logits_of: Callable[[int, int], Tensor]) -> None:
         self._logits_of = logits_of
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache, operations: Operations[P]) -> Tensor:
+    def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> ReferencePlan:
+        return ReferenceOperations().prepare(cu_seqlens_q, kv_lens, block_table, block_size)
+
+    def forward(self, inputs: StepInputs[ReferencePlan], kv: KvCache) -> Tensor:
         return torch.stack((inputs.token_ids, inputs.position_ids), dim=1).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -35,4 +36,4 @@ def fake_backend(
     """A torch backend around a FakeModel, in debug mode."""
     capacity = small_capacity(vocab_size, num_blocks)
     kv = KvCache(capacity, num_layers=1, num_kv_heads=1, head_dim=2)
-    return TorchBackend(FakeModel(logits_of), capacity, kv, ReferenceOperations(), is_debug=True)
+    return TorchBackend(FakeModel(logits_of), capacity, kv, is_debug=True)

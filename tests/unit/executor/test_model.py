@@ -118,9 +118,7 @@ def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
     config = read_config(file)
     capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
-    operations = ReferenceOperations()
-    model = load_llama(file, config, operations.pack)
-    driver = Driver(TorchBackend(model, capacity, kv, operations, is_debug=True))
+    driver = Driver(TorchBackend(load_llama(file, config, ReferenceOperations()), capacity, kv, is_debug=True))
     prompt = [5, 17, 40, 8, 61, 3]
     expected = plain_greedy(random_weights(), prompt, 1)
     driver.run([init(1, 6), append(1, [9, 3])], [Row(1, 0, prompt[:5], samples=False)])

@@ -10,7 +10,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from services.executor import gguf_file
 from services.executor.config import read_config
 from services.executor.gguf_file import GgufFile
-from services.executor.linear import pack
+from services.executor.operations import ReferenceOperations
 from services.executor.rope import inverse_frequencies
 from services.executor.weights import half_split, load_llama
 from services.model_file import GgufError
@@ -85,7 +85,7 @@ def test_dequantization_is_that_of_the_gguf_package(name: str) -> None:
 
 def load(path: Path) -> None:
     file = gguf_file.read(path)
-    load_llama(file, read_config(file), pack)
+    load_llama(file, read_config(file), ReferenceOperations())
 
 
 def test_a_header_is_read_past_its_arrays(tmp_path: Path) -> None:
