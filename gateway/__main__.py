@@ -5,6 +5,7 @@ use), and serves until told to stop.
 """
 
 import asyncio
+import gc
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from services.runtime.run_dir import publish
 from services.runtime.settings import ServerSettings
 from services.wire.links import open_async_inlet, open_outlet
 from services.wire.topology import STATUS, SUBMIT, TEXT, Topology
+
+# Containers made, less those gone again, before the youngest are looked through for cycles.
+GC_THRESHOLD = 20_000
 
 
 def serve(settings: ServerSettings, stop: Stop) -> None:
@@ -44,10 +48,23 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
         publish(run_dir / f"{name}.admin", server.admin_address)
     publish(run_dir / f"{name}.listen", address)
     try:
-        await server.serve(partial(tokenizer.load, models.resolve(settings.model)))
+        await server.serve(partial(_load, models.resolve(settings.model)))
     finally:
         links.texts.close()
         links.statuses.close()
+
+
+def _load(path: Path) -> tokenizer.Tokenizer:
+    """The tokenizer, and then a calmer garbage collector.
+
+    What is there by now stays: to look through the tokenizer's tables again and again costs every tenth streamed token.
+    Messages and tasks come and go by the thousand, rarely in cycles, so rubbish is looked for less often.
+    """
+    loaded = tokenizer.load(path)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    return loaded
 
 
 def _open_links(settings: ServerSettings) -> Links:

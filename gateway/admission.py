@@ -41,6 +41,14 @@ class Shown:
 
 
 @dataclass(frozen=True)
+class MessageBounds:
+    """What one message of a stream may hold, and for how long; None = as the server likes."""
+
+    max_tokens: int | None = None
+    max_delay_s: float | None = None
+
+
+@dataclass(frozen=True)
 class Terms:
     """All that a request asks for beside its prompt, validated."""
 
@@ -58,6 +66,7 @@ class Terms:
     tools: Tools
     max_prompt_tokens: int | None  # how many of the prompt's last tokens are kept; None = all
     timeout_s: float | None  # from the call's arrival
+    message_bounds: MessageBounds = MessageBounds()
 
     @property
     def joins_prompt_logprobs(self) -> bool:
@@ -126,6 +135,7 @@ class Admission:
             tools=tools,
             max_prompt_tokens=call.integer("truncate_prompt_tokens", AT_LEAST_ONE),
             timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+            message_bounds=_message_bounds(answer),
         )
         refuse_if_any(violations)
         return terms
@@ -192,6 +202,14 @@ def _completed(sampling: Sampling, looks: Shown, tools: Tools) -> Sampling:
         constraint=sampling.constraint
         if tools.schema is None
         else Constraint(ConstraintKind.JSON_SCHEMA, tools.schema),
+    )
+
+
+def _message_bounds(answer: Fields) -> MessageBounds:
+    delay_ms = answer.integer("max_delay_ms", ANY_COUNT)
+    return MessageBounds(
+        max_tokens=answer.integer("max_tokens_per_message", AT_LEAST_ONE),
+        max_delay_s=None if delay_ms is None else delay_ms / 1000,
     )
 
 

@@ -1,14 +1,15 @@
 """One call's mailbox: what the engine has put out for it and its client has not taken yet.
 
 Deltas that arrive while the client is busy merge, so a client that is slower than the engine gets fewer, longer
-messages. Knows no link, no gRPC and no clock. Invariants: nothing is lost or reordered within a sequence; after the
-end, or an error, nothing more is taken in.
+messages; so do those that the call's pace holds back (pacing.py). Knows no link, no gRPC and no clock. Invariants:
+nothing is lost or reordered within a sequence; after the end, or an error, nothing more is taken in.
 """
 
 import asyncio
 from dataclasses import replace
 
 from gateway.errors import CallError
+from gateway.pacing import Pace
 from services.wire import columns
 from services.wire.messages import TextDelta, TextEnd, TokenLogprobs
 
@@ -16,11 +17,12 @@ from services.wire.messages import TextDelta, TextEnd, TokenLogprobs
 class Piece:
     """What is new of one sequence: text, tokens, and its end if it has ended."""
 
-    __slots__ = ("end", "index", "is_first", "logprobs", "texts", "tokens")
+    __slots__ = ("end", "index", "is_first", "logprobs", "num_tokens", "texts", "tokens")
 
     def __init__(self, index: int, is_first: bool) -> None:
         self.index = index
         self.is_first = is_first
+        self.num_tokens = 0
         self.texts: list[str] = []
         self.tokens: list[bytes] = []  # columns
         self.logprobs: list[TokenLogprobs] = []
@@ -42,10 +44,12 @@ class Mailbox:
 
     max_tokens bounds what may lie here unread; None for a call that is answered once and whose bound is therefore
     its own length. waits_for_first: nothing is to be taken before sequence 0 has its first token, since it brings what
-    every sequence begins with.
+    every sequence begins with. pace: how messages gather what comes; without one nothing is held.
     """
 
     __slots__ = (
+        "_full",
+        "_is_ripe",
         "_max_tokens",
         "_num_tokens",
         "_num_unended",
@@ -54,17 +58,21 @@ class Mailbox:
         "_waiter",
         "_waits_for_first",
         "error",
+        "pace",
     )
 
     def __init__(self, n: int, max_tokens: int | None, waits_for_first: bool = False) -> None:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._num_unended = n
+        self._full: list[Piece] = []  # those that may not grow, before all others
         self._pieces: dict[int, Piece] = {}
+        self._is_ripe = False  # whether what lies here may go
         self._started: set[int] = set()
         self.error: CallError | None = None  # what ends the call, once what lies here is taken
         self._waiter: asyncio.Future[None] | None = None
         self._waits_for_first = waits_for_first
+        self.pace: Pace | None = None
 
     @property
     def is_over(self) -> bool:
@@ -73,27 +81,38 @@ class Mailbox:
 
     def put(self, delta: TextDelta) -> bool:
         """Take in new text; False when more lies here now than the bound allows."""
-        if self.is_over:
+        # The one path that every token takes: no call that it can do without.
+        if self._num_unended == 0 or self.error is not None:
             return True
-        piece = self._piece(delta.index)
+        num_new = columns.length(delta.tokens)
+        pace = self.pace
+        piece = self._pieces.get(delta.index)
+        if piece is None or (pace is not None and pace.is_full(piece.num_tokens + num_new)):
+            piece = self._new_piece(delta.index)
         piece.texts.append(delta.text)
         piece.tokens.append(delta.tokens)
-        piece.logprobs.extend(delta.logprobs)
-        self._num_tokens += columns.length(delta.tokens)
+        if delta.logprobs:
+            piece.logprobs.extend(delta.logprobs)
+        piece.num_tokens += num_new
+        self._num_tokens += num_new
         if self._max_tokens is None:
             return True
-        self._waits_for_first = self._waits_for_first and delta.index != 0
+        if not self._is_ripe:
+            self._is_ripe = pace is None or pace.is_due(self, piece.num_tokens)
         if self._waits_for_first:
-            return True
-        self._wake()
+            self._waits_for_first = delta.index != 0
+        if self._is_ripe:
+            self._wake()
         return self._num_tokens <= self._max_tokens
 
     def end(self, end: TextEnd) -> None:
         """Take in the end of one sequence."""
         if self.is_over:
             return
-        self._piece(end.index).end = end
+        piece = self._pieces.get(end.index) or self._new_piece(end.index)
+        piece.end = end
         self._num_unended -= 1
+        self._is_ripe = True
         if self._max_tokens is not None or self.is_over:
             self._wake()
 
@@ -105,15 +124,26 @@ class Mailbox:
                 self.discard()  # it lacks its beginning, and nobody waits for that any more
             self._wake()
 
+    def ripen(self, since: int) -> None:
+        """What has been held since this batch has waited long enough."""
+        if self.pace is not None and self.pace.since == since:
+            self._is_ripe = True
+            self._wake()
+
     def discard(self) -> None:
         """Let go of what lies here untaken."""
         self._pieces.clear()
+        self._full.clear()
         self._num_tokens = 0
+        self._is_ripe = False
+        if self.pace is not None:
+            self.pace.since = None
 
     async def take(self) -> list[Piece]:
-        """What is new, at most one piece a sequence, ended ones last; waits for something. Raises the call's error.
+        """What is new, ended sequences last; waits for something. Raises the call's error.
 
-        A mailbox without a bound waits until everything is there.
+        One piece a sequence, or as many as the client's bound on a message asks for. A mailbox without a bound waits
+        until everything is there.
         """
         while not self._is_ready():
             self._waiter = asyncio.get_running_loop().create_future()
@@ -125,19 +155,22 @@ class Mailbox:
             # A copy: one error may end many calls, and each gives it a traceback of its own.
             raise replace(self.error)
         pieces = list(self._pieces.values())
-        self.discard()
         if len(pieces) > 1:
             pieces.sort(key=lambda piece: (piece.end is not None, piece.index))
-        return pieces
+        taken = [*self._full, *pieces]
+        self.discard()
+        return taken
 
     def _is_ready(self) -> bool:
-        return self.is_over or (self._max_tokens is not None and bool(self._pieces) and not self._waits_for_first)
+        return self.is_over or (self._max_tokens is not None and self._is_ripe and not self._waits_for_first)
 
-    def _piece(self, index: int) -> Piece:
-        piece = self._pieces.get(index)
-        if piece is None:
-            piece = self._pieces[index] = Piece(index, is_first=index not in self._started)
-            self._started.add(index)
+    def _new_piece(self, index: int) -> Piece:
+        """The piece of a sequence that takes in what comes next; the one before it, if any, grows no more."""
+        before = self._pieces.get(index)
+        if before is not None:
+            self._full.append(before)
+        piece = self._pieces[index] = Piece(index, is_first=index not in self._started)
+        self._started.add(index)
         return piece
 
     def _wake(self) -> None:

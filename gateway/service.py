@@ -21,6 +21,7 @@ from gateway.calls import Call, Calls
 from gateway.engine import Engine, Phase
 from gateway.errors import CallError
 from gateway.orders import Orders
+from gateway.pacing import Pace, Pacer
 from gateway.prompts import Prompt
 from gateway.summary import summary
 from services.runtime.settings import GatewaySettings
@@ -60,6 +61,7 @@ class Gateway:
         self.clock = clock
         self.engine = Engine(settings, threads, self._phase_changed)
         self.calls = Calls(settings.name, first_incarnation, settings.max_open_calls, settings.max_unread_tokens)
+        self.pacer = Pacer(settings.coalesce_ms / 1000, settings.max_messages_per_s, clock)
         self.on_phase: Callable[[Phase], None] = lambda phase: None
         self.orders = Orders(settings.name, submits, settings.order_timeout_s)
         self._submits = submits
@@ -70,6 +72,9 @@ class Gateway:
     def call(self, terms: Terms, is_stream: bool) -> Iterator[Call]:
         """An open call; however the block is left, the engine stops working for it. Raises CallError."""
         call = self.calls.open(terms, self.clock(), is_stream)
+        if is_stream:
+            pace = terms.message_bounds
+            call.mailbox.pace = Pace(self.pacer, call.identity.incarnation, pace.max_tokens, pace.max_delay_s)
         outcome = "broken_off"
         try:
             yield call
@@ -130,6 +135,7 @@ class Gateway:
         now = self.clock()
         self.engine.text_heard()
         for batch in batches:
+            self.pacer.batch(now, len(batch.deltas))
             for call in self.calls.deliver(batch, now):
                 self._abandon(call, f"more than {self.settings.max_unread_tokens} tokens lie unread")
 

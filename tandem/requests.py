@@ -42,6 +42,8 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     return_token_ids: bool | None
     skip_special_tokens: bool | None
+    max_tokens_per_message: int | None
+    max_delay_ms: int | None
 
 
 # The message within a request that holds each option.

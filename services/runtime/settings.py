@@ -147,6 +147,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     keepalive_timeout_s: Seconds = 20.0  # and given up when none comes within this
     min_ping_s: Seconds = 5.0  # clients that ping more often, with nothing to say, get a strike each time
     max_ping_strikes: Positive = 3  # one more, and the connection is closed
+    coalesce_ms: Duration = 24.0  # how long tokens are held back at most, to send several in a message; 0 = never
+    max_messages_per_s: Positive = 4000  # of all streams together; beyond it tokens are held back
 
 
 class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

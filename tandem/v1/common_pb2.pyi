@@ -86,18 +86,22 @@ class Stopping(_message.Message):
     def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., include_stop: _Optional[bool] = ...) -> None: ...
 
 class Output(_message.Message):
-    __slots__ = ("logprobs", "return_token_ids", "skip_special_tokens", "prompt_logprobs", "echo")
+    __slots__ = ("logprobs", "return_token_ids", "skip_special_tokens", "prompt_logprobs", "echo", "max_tokens_per_message", "max_delay_ms")
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     RETURN_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ECHO_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_PER_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     logprobs: int
     return_token_ids: bool
     skip_special_tokens: bool
     prompt_logprobs: int
     echo: bool
-    def __init__(self, logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ...) -> None: ...
+    max_tokens_per_message: int
+    max_delay_ms: int
+    def __init__(self, logprobs: _Optional[int] = ..., return_token_ids: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., prompt_logprobs: _Optional[int] = ..., echo: _Optional[bool] = ..., max_tokens_per_message: _Optional[int] = ..., max_delay_ms: _Optional[int] = ...) -> None: ...
 
 class Finish(_message.Message):
     __slots__ = ("reason", "stop", "token_id")
