@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import overlap, scheduler_cost
+from tests.bench import gateway_cost, overlap, scheduler_cost
 
 
 def _vllm_scheduler() -> object:
@@ -33,6 +33,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "scheduler_cost": scheduler_cost.run,
     "vllm_scheduler": _vllm_scheduler,
     "overlap": overlap.run,
+    "gateway_cost": gateway_cost.run,
 }
 
 

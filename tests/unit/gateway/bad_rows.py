@@ -134,6 +134,7 @@ def _stopping(limits: models.Limits) -> Iterator[Row]:
     for logprobs in (limits.max_logprobs + 1, 2**32 - 1):
         yield generate("output.logprobs", output=common.Output(logprobs=logprobs))
         yield generate("output.prompt_logprobs", output=common.Output(prompt_logprobs=logprobs))
+    yield generate("output.max_tokens_per_message", output=common.Output(max_tokens_per_message=0))
 
 
 def _prompts(model: models.Model) -> Iterator[Row]:

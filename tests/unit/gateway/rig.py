@@ -166,7 +166,7 @@ class Front:
         self.engine.drain()
 
     def unary(
-        self, method: str, request: Message, reply: type[R], seconds: float = 10
+        self, method: str, request: Message, reply: type[R], seconds: float = 60
     ) -> "grpc.aio.UnaryUnaryCall[Message, R]":
         """One unary call by its path, such as "InferenceService/Generate"; to be awaited."""
         return self.channel.unary_unary(
@@ -176,7 +176,7 @@ class Front:
         )(request, timeout=seconds)
 
     def stream(
-        self, method: str, request: Message, reply: type[R], seconds: float = 10
+        self, method: str, request: Message, reply: type[R], seconds: float = 60
     ) -> "grpc.aio.UnaryStreamCall[Message, R]":
         """One streaming call by its path."""
         return self.channel.unary_stream(
