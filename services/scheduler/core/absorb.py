@@ -7,11 +7,12 @@ and nowhere else.
 
 from array import array
 
+from services.scheduler.core import scores
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import LENGTH, STOP, State
 from services.scheduler.core.swap import absorb_copies
 from services.wire import columns
-from services.wire.messages import FailedRow, FinishReason, Logprobs, StepResult
+from services.wire.messages import FailedRow, FinishReason, StepResult
 
 
 def absorb_step(state: State, result: StepResult, now: int) -> None:
@@ -40,8 +41,11 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
         _note_first_tokens(state, delivered, now)
     state.counters.num_output_tokens += len(delivered)
     state.counters.num_wasted_rows += len(dropped)
-    logprobs = result.logprobs and _onto_deltas(result.logprobs, rows, delivered)
-    state.outbox.deliver(delivered, tokens, logprobs)
+    logprobs = result.logprobs and scores.of_outputs(result.logprobs, rows, delivered)
+    prompts, silent = None, list[Sequence]()
+    if result.prompt_logprobs is not None:
+        prompts, silent = scores.of_prompts(result.prompt_logprobs, record, delivered)
+    state.outbox.deliver(delivered, tokens, logprobs, prompts, silent)
     _clear_blame(state, runs)
     for run, count in record.added:
         if count > 1 and run.is_live:
@@ -109,25 +113,3 @@ def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> Non
     if sequence.finish is None:
         state.cache.taint(sequence)
         state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))
-
-
-def _onto_deltas(logprobs: Logprobs, rows: list[Run], delivered: list[Sequence]) -> Logprobs | None:
-    """Re-address logprobs from rows of the step to deltas of the batch; those of dropped rows vanish."""
-    index_of = {sequence: index for index, sequence in enumerate(delivered)}
-    deltas, counts = array("i"), array("i")
-    token_ids, ranks, values = array("i"), array("i"), array("f")
-    all_ids, all_ranks = columns.unpack(logprobs.token_ids), columns.unpack(logprobs.ranks)
-    all_values = columns.unpack_floats(logprobs.values)
-    start = 0
-    for row, count in zip(columns.unpack(logprobs.rows), columns.unpack(logprobs.counts), strict=True):
-        index = index_of.get(rows[row].sequence)
-        if index is not None:
-            deltas.append(index)
-            counts.append(count)
-            token_ids.extend(all_ids[start : start + count])
-            ranks.extend(all_ranks[start : start + count])
-            values.extend(all_values[start : start + count])
-        start += count
-    if not deltas:
-        return None
-    return Logprobs(*(column.tobytes() for column in (deltas, counts, token_ids, ranks, values)))

@@ -39,12 +39,21 @@ class Outbox:
         cached = sequence.num_cached_tokens
         self._starts.append(Start(sequence.key, cached, timings.queue_us, timings.prefill_us))
 
-    def deliver(self, sequences: list[Sequence], tokens: "array[int]", logprobs: Logprobs | None) -> None:
-        """The new token of each sequence; at most once a batch."""
+    def deliver(
+        self,
+        sequences: list[Sequence],
+        tokens: "array[int]",
+        logprobs: Logprobs | None,
+        prompts: Logprobs | None,
+        silent: list[Sequence],
+    ) -> None:
+        """The new token of each sequence; at most once a batch. silent: they have no token, but are scored in prompts;
+        behind the others."""
         assert self._deltas is None, "two steps in one TokenBatch"
-        if sequences:
-            keys = tuple([sequence.key for sequence in sequences])
-            self._deltas = Deltas(keys, columns.pack([1] * len(keys)), tokens.tobytes(), logprobs)
+        if sequences or silent:
+            keys = tuple([sequence.key for sequence in (sequences + silent if silent else sequences)])
+            counts = columns.pack([1] * len(sequences) + [0] * len(silent))
+            self._deltas = Deltas(keys, counts, tokens.tobytes(), logprobs, prompts)
 
     def close(
         self,

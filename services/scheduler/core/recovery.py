@@ -37,6 +37,9 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     # Runs that were ending need rows again: those that are too many now come back later.
     for run in sorted(state.running, key=lambda run: state.policy.precedence(run.sequence))[state.max_rows() :]:
         state.preempt(run)
+    for run in list(state.running):
+        if not run.sequence.is_scored:
+            state.preempt(run)  # a chunk's first token is judged by the chunk before it, in the same stay
     _forget_steps(state)
     for run in list(state.running):
         _renew(state, run.sequence)

@@ -56,6 +56,7 @@ class Sequence:
         "num_cached_tokens",
         "num_charged_tokens",
         "num_prompt_tokens",
+        "num_scored",
         "output",
         "priority",
         "request",
@@ -80,6 +81,8 @@ class Sequence:
         self.tokens = tokens
         self.num_prompt_tokens = len(tokens)
         self.sampling, self.stopping, self.output = asks
+        # Prompt tokens whose log-probabilities are told, or not wanted; the first has none.
+        self.num_scored = len(tokens) if self.sampling.prompt_logprobs is None else 1
         self.stop_token_ids: frozenset[int] = frozenset()
         self.min_length = 0  # known tokens below which no stop token counts
         self.limit = 0
@@ -103,6 +106,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether nothing is left to be told of the prompt."""
+        return self.num_scored >= self.num_prompt_tokens
 
 
 class Copy:

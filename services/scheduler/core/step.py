@@ -16,16 +16,17 @@ _FUTURE = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
 
 class StepRecord:
     """rows: every row in wire order. added: the rows that were not carried, with their token counts; the last
-    len(added) of `rows`. samples: whether each of those put a token out; every carried row does. copied: the forks of
-    this step, with the positions of the tails that it copies."""
+    len(added) of `rows`. samples: whether each of those put a token out; every carried row does. scored: how far each
+    of those goes in its prompt. copied: the forks of this step, with the positions of the tails that it copies."""
 
-    __slots__ = ("added", "copied", "rows", "samples", "size", "step")
+    __slots__ = ("added", "copied", "rows", "samples", "scored", "size", "step")
 
     def __init__(self, draft: "Draft", rows: list[Run], size: tuple[int, int]) -> None:
         self.step = draft.step
         self.rows = rows
         self.added = draft.added
         self.samples = draft.samples
+        self.scored = draft.scored
         self.copied = draft.copied
         self.size = size  # new tokens, and KV positions held: what its duration depends on
 
@@ -52,6 +53,7 @@ class Draft:
         self.has_displaced = False
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
+        self.scored: list[int] = []
         self.copied: list[tuple[Run, int]] = []
         self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
         self._append_slots: list[int] = []
@@ -88,7 +90,11 @@ class Draft:
         if not is_future:
             self._host_tokens.extend(tokens[position : position + count])
         self._positions.append(position)
-        self._flags.append(_FUTURE if is_future else _SAMPLE if samples else 0)
+        flags = _FUTURE if is_future else _SAMPLE if samples else 0
+        if not run.sequence.is_scored and position < run.sequence.num_prompt_tokens:
+            flags |= RowFlag.PROMPT_LOGPROBS
+        self._flags.append(flags)
+        self.scored.append(min(position + count, run.sequence.num_prompt_tokens))
         self.added.append((run, count))
         self.samples.append(samples)
         run.planned = position + count

@@ -108,6 +108,8 @@ def _wants_swap(state: State, run: Run) -> bool:
         return False
     if run.is_ending:
         return False  # what is in flight ends it: nothing will be computed again
+    if not run.sequence.is_scored:
+        return False  # a chunk's first token is judged by the chunk before it, in the same stay
     if mode == "swap" or state.copy_time.us_per_block is None:
         return True  # auto learns what a copy costs by ordering one
     # What all running rows lose: the copies' stall, out and in, against the tokens that are computed again.

@@ -16,6 +16,7 @@ from services.wire.messages import (
     FailedRow,
     FailureReason,
     Hello,
+    Logprobs,
     ModelCard,
     Op,
     Ready,
@@ -56,9 +57,11 @@ def continuation(prompt: list[int], seed: int, count: int) -> list[int]:
 class Slot:
     generation: int
     seed: int
+    num_prompt_tokens: int
     table: list[int] = field(default_factory=list)
     last_token: int | None = None
     next_position: int | None = None
+    judge: int | None = None  # the position whose token the last row's last state judges
     is_poisoned: bool = False
 
 
@@ -132,8 +135,12 @@ class ExecutorModel:
         tokens: list[int] = []
         n_out: list[int] = []
         failed: list[FailedRow] = []
+        scored: list[tuple[int, int]] = []
         for index, (slot, position, count, flags, inputs) in enumerate(rows):
             state = self._forward(self.slots[slot], position, count, inputs)
+            if flags & RowFlag.PROMPT_LOGPROBS:
+                scored += [(index, token) for token in _judged(self.slots[slot], position, inputs)]
+            self.slots[slot].judge = position + count
             if index == poison or self.slots[slot].is_poisoned:
                 self._poison(self.slots[slot], position, count)
                 failed.append(FailedRow(index, FailureReason.POISONED_ROW, "not finite"))
@@ -150,6 +157,7 @@ class ExecutorModel:
             StepStatus.OK,
             columns.pack(tokens),
             columns.pack(n_out),
+            prompt_logprobs=_certain(scored) if scored else None,
             failed_rows=tuple(failed),
             copies_done=columns.pack(copies_done),
         )
@@ -159,7 +167,7 @@ class ExecutorModel:
             assert 1 <= op.slot <= self.max_rows and op.slot not in self.slots, "a slot begins while it is held"
             assert (op.slot, op.generation) not in self.seen, "a generation is used again"
             self.seen.add((op.slot, op.generation))
-            self.slots[op.slot] = Slot(op.generation, op.seed)
+            self.slots[op.slot] = Slot(op.generation, op.seed, op.num_prompt_tokens)
         elif isinstance(op, SlotRetire):
             assert self.slots.pop(op.slot).generation == op.generation
         elif isinstance(op, AppendBlocks):
@@ -239,3 +247,16 @@ class ExecutorModel:
             self.cells[slot.table[p // self.block_size], p % self.block_size] = (p, state)
         slot.next_position = position + count
         return state
+
+
+def _judged(slot: Slot, position: int, inputs: list[int]) -> list[int]:
+    """The prompt tokens of a row that a state before them judges: not the first, unless the last row was its chunk."""
+    first = position if slot.judge == position else position + 1
+    return inputs[first - position : max(slot.num_prompt_tokens - position, 0)]
+
+
+def _certain(scored: list[tuple[int, int]]) -> Logprobs:
+    """Each token alone, by its row."""
+    rows, tokens = zip(*scored, strict=True)
+    ones = columns.pack([1] * len(rows))
+    return Logprobs(columns.pack(rows), ones, columns.pack(tokens), ones, columns.pack_floats([0.0] * len(rows)))

@@ -15,6 +15,7 @@ from services.wire import columns
 from services.wire.messages import (
     Close,
     Credit,
+    Deltas,
     FinishReason,
     Hello,
     Identity,
@@ -119,7 +120,7 @@ def open_model(instance: int, shape: Shape) -> Executor:
 
 class Rig:
     """`outputs` and `closes`: what the text side was told, by sequence. `row_history`: (name, tokens) of every row, by
-    step that was executed."""
+    step that was executed. `scored`: the prompt tokens whose log-probabilities were told; `unscored`: those to come."""
 
     def __init__(
         self,
@@ -141,6 +142,8 @@ class Rig:
         self.outputs: dict[SequenceKey, list[int]] = {}
         self.closes: dict[SequenceKey, Close] = {}
         self.starts: dict[SequenceKey, Start] = {}
+        self.scored: dict[SequenceKey, list[int]] = {}
+        self.unscored: dict[SequenceKey, deque[int]] = {}
         self.last_number = 0
         self.auto_credit = True
         self.open_executor()
@@ -174,9 +177,13 @@ class Rig:
             for start in batch.starts:
                 assert start.sequence not in self.starts and start.sequence in batch.deltas.sequences
                 self.starts[start.sequence] = start
-            for key, token in zip(batch.deltas.sequences, tokens, strict=True):
+            self._take_scores(batch.deltas)
+            counts = columns.unpack(batch.deltas.counts)
+            keys = [key for key, count in zip(batch.deltas.sequences, counts, strict=True) for _ in range(count)]
+            for key, token in zip(keys, tokens, strict=True):
                 assert key in self.starts, "a token before the start"
                 assert key not in self.closes, "a token after the close"
+                assert not self.unscored.get(key), "a token before its prompt is scored"
                 self.outputs[key].append(token)
         for close in batch.closes:
             assert close.sequence in self.outputs and close.sequence not in self.closes, "closed twice, or never opened"
@@ -186,9 +193,27 @@ class Rig:
             for gateway in {key.gateway: None for key in self.outputs} | gateways:
                 self.credit(gateway)
 
+    def _take_scores(self, deltas: Deltas) -> None:
+        """Each prompt token is scored once, in order, and only where that was asked for."""
+        logprobs = deltas.prompt_logprobs
+        if logprobs is None:
+            assert all(columns.unpack(deltas.counts)), "a delta of nothing"
+            return
+        rows = columns.unpack(logprobs.rows)
+        assert all(count or index in rows for index, count in enumerate(columns.unpack(deltas.counts)))
+        for row, token in zip(rows, columns.unpack(logprobs.token_ids), strict=True):
+            key = deltas.sequences[row]
+            assert key not in self.closes, "scored after the close"
+            assert token == self.unscored[key].popleft(), "scored out of order"
+            self.scored.setdefault(key, []).append(token)
+
     # events
 
     def submit(self, submit: Submit) -> Refused | None:
+        if submit.sampling.prompt_logprobs is not None:
+            identity = submit.identity
+            key = SequenceKey(identity.gateway, identity.request, identity.incarnation, 0)
+            self.unscored[key] = deque(columns.unpack(submit.prompt_tokens)[1:])
         refused = self.scheduler.submit(submit, self.now)
         self._after()
         return refused
