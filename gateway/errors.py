@@ -140,7 +140,7 @@ def status(error: CallError) -> grpc.Status:
     proto = status_pb2.Status(code=_CODES[error.reason], message=error.message)
     proto.details.extend(_packed(detail) for detail in _details(error))
     plain: grpc.Status = rpc_status.to_status(proto)
-    return _Status(plain.code, plain.details, (*plain.trailing_metadata, *error.trailers))
+    return _Status(plain.code, plain.details, (*plain.trailing_metadata, *_pushback(error), *error.trailers))
 
 
 @dataclass(frozen=True)
@@ -162,13 +162,25 @@ def _details(error: CallError) -> Iterable[Message]:
     if quota is not None:
         violation = error_details_pb2.QuotaFailure.Violation(subject=quota, description=error.message)
         yield error_details_pb2.QuotaFailure(violations=[violation])
+    retry_after_ms = _retry_after_ms(error)
+    if retry_after_ms is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(retry_after_ms)
+        yield error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _retry_after_ms(error: CallError) -> int | None:
     retry_after_s = error.retry_after_s
     if retry_after_s is None and error.reason in _RETRIABLE:
         retry_after_s = DEFAULT_RETRY_S
-    if retry_after_s is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(round(retry_after_s * 1000))
-        yield error_details_pb2.RetryInfo(retry_delay=delay)
+    return None if retry_after_s is None else round(retry_after_s * 1000)
+
+
+def _pushback(error: CallError) -> Iterable[tuple[str, str]]:
+    """RetryInfo once more, as gRPC's own retries read it."""
+    retry_after_ms = _retry_after_ms(error)
+    if retry_after_ms is not None:
+        yield ("grpc-retry-pushback-ms", str(retry_after_ms))
 
 
 def _packed(message: Message) -> any_pb2.Any:

@@ -25,8 +25,10 @@ from tandem.results import (
     TokenLogprobs,
     Usage,
 )
+from tandem.retries import NO_RETRIES, Retries
 
 __all__ = [
+    "NO_RETRIES",
     "AsyncClient",
     "AsyncStream",
     "Candidate",
@@ -37,6 +39,7 @@ __all__ = [
     "Generation",
     "Model",
     "Options",
+    "Retries",
     "Stream",
     "TandemError",
     "Timings",

@@ -5,6 +5,7 @@ is cancelled, and then the server stops working for it.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -12,45 +13,67 @@ import grpc
 from google.protobuf.message import Message
 
 from tandem import errors, requests
-from tandem.client import POLL_S
+from tandem.client import ANY_MODEL, POLL_S
 from tandem.connection import DEFAULT_ADDRESS, Tls, connection
 from tandem.requests import Method, Options
 from tandem.results import Chunk, Generation, Model
+from tandem.retries import DEFAULT_RETRIES, Attempts, Retries
 from tandem.v1 import models_pb2
 
 Reply = TypeVar("Reply", bound=Message)
 Result = TypeVar("Result")
+OpenCall = Callable[[float | None], "grpc.aio.UnaryStreamCall[Message, Reply]"]
 
 
 class AsyncStream(Generic[Result]):
-    """The results of a streaming call, one by one. Raises TandemError where the call fails."""
+    """The results of a streaming call, one by one. Raises TandemError where the call fails.
 
-    def __init__(self, call: "grpc.aio.UnaryStreamCall[Message, Reply]", method: Method[Reply, Result]) -> None:
-        self._call = call
+    Until its first result has come it is asked for again where that may help.
+    """
+
+    def __init__(self, open_call: "OpenCall[Reply]", method: Method[Reply, Result], attempts: Attempts) -> None:
+        self._open: OpenCall[Any] = open_call
         self._read: Callable[[Any], Result] = method.read
+        self._attempts = attempts
+        self._has_begun = False
         self._loop = asyncio.get_running_loop()
-        self._is_closed = False
+        self._closed = asyncio.Event()
+        self._call: grpc.aio.UnaryStreamCall[Message, Any] = open_call(attempts.remaining_s)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Result:
-        try:
-            reply = await self._call.read()
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
-        except asyncio.CancelledError:
-            # gRPC says it in the same words whether the call was cancelled or the task that reads.
-            if self._is_closed:
-                raise errors.closed() from None
-            raise
-        if reply is grpc.aio.EOF:
-            raise StopAsyncIteration
-        return self._read(reply)
+        while True:
+            try:
+                reply = await self._call.read()
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+                wait = None if self._has_begun or self._closed.is_set() else self._attempts.wait_s(failure)
+                if wait is None:
+                    raise failure from error
+                await self._pause(wait)
+                self._call = self._open(self._attempts.remaining_s)
+            except asyncio.CancelledError:
+                # gRPC says it in the same words whether the call was cancelled or the task that reads.
+                if self._closed.is_set():
+                    raise errors.closed() from None
+                raise
+            else:
+                if reply is grpc.aio.EOF:
+                    raise StopAsyncIteration
+                self._has_begun = True
+                return self._read(reply)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Wait, unless the stream is closed meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closed.wait(), wait_s)
+            raise errors.closed()
 
     def close(self) -> None:
         """Stop the call, if it has not ended. Idempotent."""
-        self._is_closed = True
+        self._closed.set()
         self._call.cancel()
 
     async def __aenter__(self) -> Self:
@@ -66,9 +89,10 @@ class AsyncStream(Generic[Result]):
 
 
 class AsyncClient:
-    """Calls to one Tandem server. tls: None = a plain connection; token: TANDEM_TOKEN by default.
+    """Calls to one Tandem server, or several. tls: None = a plain connection; token: TANDEM_TOKEN by default.
 
-    timeout_s of every call: seconds; None waits for ever.
+    address: host:port, unix:path, several IP:port with commas between, or dns:///host:port of a name that has several.
+    timeout_s of every call: seconds, all its attempts together; None waits for ever.
     """
 
     def __init__(
@@ -77,13 +101,15 @@ class AsyncClient:
         *,
         tls: Tls | grpc.ChannelCredentials | None = None,
         token: str | None = None,
+        retries: Retries = DEFAULT_RETRIES,
     ) -> None:
         way = connection(address, tls, token)
         self._metadata = way.metadata
+        self._retries = retries
         self._channel = (
-            grpc.aio.insecure_channel(address, options=way.options)
+            grpc.aio.insecure_channel(way.address, options=way.options)
             if way.credentials is None
-            else grpc.aio.secure_channel(address, way.credentials, options=way.options)
+            else grpc.aio.secure_channel(way.address, way.credentials, options=way.options)
         )
 
     async def generate(
@@ -137,7 +163,7 @@ class AsyncClient:
         deadline = loop.time() + timeout_s
         while True:
             try:
-                return await self.model(timeout_s=max(deadline - loop.time(), POLL_S))
+                return await self._once(requests.GET_MODEL, ANY_MODEL, max(deadline - loop.time(), POLL_S))
             except errors.Unavailable:
                 if loop.time() + POLL_S > deadline:
                     raise
@@ -154,6 +180,17 @@ class AsyncClient:
         await self.close()
 
     async def _unary(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
+        attempts = Attempts(self._retries, timeout_s)
+        while True:
+            try:
+                return await self._once(method, request, attempts.remaining_s)
+            except errors.TandemError as error:
+                wait = attempts.wait_s(error)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+
+    async def _once(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
         call = self._channel.unary_unary(method.path, type(request).SerializeToString, method.reply.FromString)
         try:
             return method.read(await call(request, timeout=timeout_s, metadata=self._metadata))
@@ -162,4 +199,8 @@ class AsyncClient:
 
     def _stream(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> AsyncStream[Result]:
         call = self._channel.unary_stream(method.path, type(request).SerializeToString, method.reply.FromString)
-        return AsyncStream(call(request, timeout=timeout_s, metadata=self._metadata), method)
+
+        def open_call(remaining_s: float | None) -> "grpc.aio.UnaryStreamCall[Message, Reply]":
+            return call(request, timeout=remaining_s, metadata=self._metadata)
+
+        return AsyncStream(open_call, method, Attempts(self._retries, timeout_s))

@@ -4,10 +4,11 @@ A Client owns one channel, which threads may share. A stream is an iterator that
 closed or forgotten one is cancelled, and then the server stops working for it.
 """
 
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, Unpack
+from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
 import grpc
 from google.protobuf.message import Message
@@ -16,42 +17,64 @@ from tandem import errors, requests
 from tandem.connection import DEFAULT_ADDRESS, Tls, connection
 from tandem.requests import Method, Options
 from tandem.results import Chunk, Generation, Model
+from tandem.retries import DEFAULT_RETRIES, Attempts, Retries
 from tandem.v1 import models_pb2
 
 Reply = TypeVar("Reply", bound=Message)
 ReplyOut = TypeVar("ReplyOut", bound=Message, covariant=True)
 Result = TypeVar("Result")
 
-# How often a server that is not ready yet is asked again.
+# How often a server that is not ready yet is asked again, and what.
 POLL_S = 0.1
+ANY_MODEL = models_pb2.GetModelRequest()
 
 
 class _Call(Protocol[ReplyOut]):
     """What a streaming call of gRPC's is, as far as it is used here."""
 
-    def __iter__(self) -> Iterator[ReplyOut]: ...
+    def __next__(self) -> ReplyOut: ...
 
     def cancel(self) -> object: ...
 
 
 class Stream(Generic[Result]):
-    """The results of a streaming call, one by one. Raises TandemError where the call fails."""
+    """The results of a streaming call, one by one. Raises TandemError where the call fails.
 
-    def __init__(self, call: "_Call[Reply]", method: Method[Reply, Result]) -> None:
-        self._call = call
-        self._results = map(method.read, call)
+    Until its first result has come it is asked for again where that may help.
+    """
+
+    def __init__(
+        self, open_call: "Callable[[float | None], _Call[Reply]]", method: Method[Reply, Result], attempts: Attempts
+    ) -> None:
+        self._open: Callable[[float | None], _Call[Any]] = open_call
+        self._read: Callable[[Any], Result] = method.read
+        self._attempts = attempts
+        self._has_begun = False
+        self._closed = threading.Event()
+        self._call = open_call(attempts.remaining_s)
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Result:
-        try:
-            return next(self._results)
-        except grpc.RpcError as error:
-            raise errors.from_rpc(error) from error
+        while True:
+            try:
+                reply = next(self._call)
+            except grpc.RpcError as error:
+                failure = errors.from_rpc(error)
+                wait = None if self._has_begun or self._closed.is_set() else self._attempts.wait_s(failure)
+                if wait is None:
+                    raise failure from error
+                if self._closed.wait(wait):
+                    raise errors.closed() from error
+                self._call = self._open(self._attempts.remaining_s)
+            else:
+                self._has_begun = True
+                return self._read(reply)
 
     def close(self) -> None:
         """Stop the call, if it has not ended. Idempotent."""
+        self._closed.set()
         self._call.cancel()
 
     def __enter__(self) -> Self:
@@ -66,9 +89,10 @@ class Stream(Generic[Result]):
 
 
 class Client:
-    """Calls to one Tandem server. tls: None = a plain connection; token: TANDEM_TOKEN by default.
+    """Calls to one Tandem server, or several. tls: None = a plain connection; token: TANDEM_TOKEN by default.
 
-    timeout_s of every call: seconds; None waits for ever.
+    address: host:port, unix:path, several IP:port with commas between, or dns:///host:port of a name that has several.
+    timeout_s of every call: seconds, all its attempts together; None waits for ever.
     """
 
     def __init__(
@@ -77,13 +101,15 @@ class Client:
         *,
         tls: Tls | grpc.ChannelCredentials | None = None,
         token: str | None = None,
+        retries: Retries = DEFAULT_RETRIES,
     ) -> None:
         way = connection(address, tls, token)
         self._metadata = way.metadata
+        self._retries = retries
         self._channel = (
-            grpc.insecure_channel(address, options=way.options)
+            grpc.insecure_channel(way.address, options=way.options)
             if way.credentials is None
-            else grpc.secure_channel(address, way.credentials, options=way.options)
+            else grpc.secure_channel(way.address, way.credentials, options=way.options)
         )
 
     def generate(
@@ -134,7 +160,7 @@ class Client:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return self.model(timeout_s=max(deadline - time.monotonic(), POLL_S))
+                return self._once(requests.GET_MODEL, ANY_MODEL, max(deadline - time.monotonic(), POLL_S))
             except errors.Unavailable:
                 if time.monotonic() + POLL_S > deadline:
                     raise
@@ -153,6 +179,17 @@ class Client:
         self.close()
 
     def _unary(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
+        attempts = Attempts(self._retries, timeout_s)
+        while True:
+            try:
+                return self._once(method, request, attempts.remaining_s)
+            except errors.TandemError as error:
+                wait = attempts.wait_s(error)
+                if wait is None:
+                    raise
+            time.sleep(wait)
+
+    def _once(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Result:
         call = self._channel.unary_unary(method.path, type(request).SerializeToString, method.reply.FromString)
         try:
             return method.read(call(request, timeout=timeout_s, metadata=self._metadata))
@@ -161,4 +198,9 @@ class Client:
 
     def _stream(self, method: Method[Reply, Result], request: Message, timeout_s: float | None) -> Stream[Result]:
         call = self._channel.unary_stream(method.path, type(request).SerializeToString, method.reply.FromString)
-        return Stream(call(request, timeout=timeout_s, metadata=self._metadata), method)
+
+        def open_call(remaining_s: float | None) -> "_Call[Reply]":
+            opened: _Call[Reply] = call(request, timeout=remaining_s, metadata=self._metadata)
+            return opened
+
+        return Stream(open_call, method, Attempts(self._retries, timeout_s))

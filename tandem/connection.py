@@ -2,11 +2,13 @@
 
     Client("llm.example.org:443", tls=Tls(ca="ca.pem"), token="...")
 
-Without tls the connection is plain: for loopback, unix sockets and networks that are trusted. Knows no call.
+Without tls the connection is plain: for loopback, unix sockets and networks that are trusted. An address may name
+several servers; calls then go round among those that are healthy, as service_config.json says. Knows no call.
 """
 
 import os
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 import grpc
@@ -21,7 +23,13 @@ CHANNEL_OPTIONS = (
     # A server that is gone without a word is noticed during a long generation; a server of ours allows such pings.
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # The clients here try again by themselves (retries.py), and know more about when.
+    ("grpc.enable_retries", 0),
 )
+# How gRPC clients of any language treat several servers; a file, so that they can read it too.
+SERVICE_CONFIG = Path(__file__).with_name("service_config.json")
+# What a name resolver may find several addresses for.
+_RESOLVED = ("dns:", "ipv4:", "ipv6:")
 
 Options = tuple[tuple[str, str | int], ...]
 Metadata = tuple[tuple[str, str], ...]
@@ -67,9 +75,25 @@ def connection(address: str, tls: Tls | grpc.ChannelCredentials | None, token: s
         credentials, options = tls.credentials(), (*options, *tls.options())
     else:
         credentials = tls
+    target = _target(address)
+    if target.startswith(_RESOLVED):
+        options = (*options, ("grpc.service_config", SERVICE_CONFIG.read_text()))
     shown = os.environ.get(TOKEN_VARIABLE) if token is None else token
     metadata = (("authorization", f"Bearer {shown}"),) if shown else ()
-    return Connection(address, credentials, options, metadata)
+    return Connection(target, credentials, options, metadata)
+
+
+def _target(address: str) -> str:
+    """The address as gRPC resolves it; several IP addresses get the scheme of their kind. Raises ValueError."""
+    if "," not in address or address.startswith(_RESOLVED):
+        return address
+    parts = [part.strip() for part in address.split(",")]
+    try:
+        (version,) = {ip_address(part.rpartition(":")[0].strip("[]")).version for part in parts}
+    except ValueError as error:
+        message = f"{address!r}: several servers are IP addresses of one kind, or one name: dns:///host:port"
+        raise ValueError(message) from error
+    return f"ipv{version}:{','.join(parts)}"
 
 
 def _read(path: str | Path | None) -> bytes | None:

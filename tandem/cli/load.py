@@ -23,6 +23,7 @@ from tandem.load.loops import Target
 from tandem.load.summary import Targets
 from tandem.load.tandem_target import TandemTarget
 from tandem.load.workload import Demand, Lengths, WorkloadError, bursts, generate, poisson, read
+from tandem.retries import NO_RETRIES
 
 READY_S = 60.0
 
@@ -140,7 +141,7 @@ async def _fight(address: str, peers: Peers, wanted: Load, counts: tuple[int, in
 async def _open(address: str, peers: Peers) -> AsyncIterator[tuple[dict[str, Target], int]]:
     """Every server by name, and the size of the vocabulary that prompts are drawn from: that of our own."""
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(AsyncClient(address))
+        client = await stack.enter_async_context(AsyncClient(address, retries=NO_RETRIES))
         model = await client.wait_until_ready(READY_S)
         servers: dict[str, Target] = {OWN: TandemTarget(client)}
         if peers:

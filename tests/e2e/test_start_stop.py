@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.wire.topology import LINKS
-from tandem import Client, errors
+from tandem import NO_RETRIES, Client, errors
 from tests.e2e.processes import PATIENCE_S, Settings, server
 
 ECHO: Settings = {"executor": {"backend": "echo"}, "gateway": {"listen": "127.0.0.1:0"}}
@@ -90,7 +90,10 @@ def test_it_is_not_serving_until_the_executor_is_there_and_then_serves_the_first
         executor = one.services()["executor"]
         executor.suspend()  # an executor that takes its time to load
         assert one.entries("executor.opened") == []
-        with grpc.insecure_channel(one.address()) as channel, Client(one.address()) as client:
+        with (
+            grpc.insecure_channel(one.address()) as channel,
+            Client(one.address(), retries=NO_RETRIES) as client,
+        ):
             health = health_pb2_grpc.HealthStub(channel)
             states = health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE_S)
             assert next(states).status == NOT_SERVING

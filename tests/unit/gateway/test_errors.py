@@ -86,6 +86,8 @@ def test_what_may_be_tried_again_says_when(error: CallError, seconds: float | No
     retry = error_details_pb2.RetryInfo()
     found = [packed for packed in details(error).details if packed.Unpack(retry)]
     assert (retry.retry_delay.ToMilliseconds() / 1000 if found else None) == seconds
+    pushback = dict(errors.status(error).trailing_metadata or ()).get("grpc-retry-pushback-ms")
+    assert pushback == (None if seconds is None else str(int(seconds * 1000))), "gRPC's own retries are told the same"
 
 
 def test_trailers_of_the_call_go_with_the_details() -> None:

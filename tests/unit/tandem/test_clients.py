@@ -11,7 +11,7 @@ import tandem
 from services.tokenizer import Tokenizer
 from services.wire import columns
 from services.wire.messages import FailureReason, FinishReason, Submit
-from tandem import AsyncClient, Chunk, Client, errors
+from tandem import NO_RETRIES, AsyncClient, Chunk, Client, errors
 from tests.unit.gateway.rig import Front, eventually, running
 from tests.unit.gateway.test_calls import LOGPROBS
 
@@ -133,7 +133,7 @@ async def test_a_timeout_is_a_deadline(front: Front) -> None:
 
 
 async def test_what_the_server_refuses_is_raised_by_name(front: Front) -> None:
-    async with AsyncClient(front.address) as client:
+    async with AsyncClient(front.address, retries=NO_RETRIES) as client:
         with pytest.raises(errors.InvalidRequest) as wrong:
             await client.generate("x", temperature=-1, top_p=2)
         assert wrong.value.fields.keys() == {"sampling.temperature", "sampling.top_p"}
@@ -155,8 +155,8 @@ async def test_what_the_server_refuses_is_raised_by_name(front: Front) -> None:
 
 async def test_nobody_there_and_not_ready_yet_are_told_apart(tokenizer: Tokenizer) -> None:
     with pytest.raises(errors.ConnectionFailed):
-        await asyncio.to_thread(Client("127.0.0.1:1").generate, "x")
-    async with running(tokenizer, is_ready=False) as front, AsyncClient(front.address) as client:
+        await asyncio.to_thread(Client("127.0.0.1:1", retries=NO_RETRIES).generate, "x")
+    async with running(tokenizer, is_ready=False) as front, AsyncClient(front.address, retries=NO_RETRIES) as client:
         with pytest.raises(errors.NotReady) as starting:
             await client.generate("x")
         assert starting.value.retry_after_s is not None

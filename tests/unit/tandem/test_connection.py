@@ -1,11 +1,13 @@
 """How a client is told to reach its server: tokens, files, names."""
 
+import json
 from pathlib import Path
 
 import pytest
 import trustme
 
-from tandem.connection import CHANNEL_OPTIONS, Tls, connection
+from gateway.server import SERVICE_NAMES
+from tandem.connection import CHANNEL_OPTIONS, SERVICE_CONFIG, Tls, connection
 
 
 def test_a_token_goes_with_every_call_and_the_environment_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,3 +38,38 @@ def test_files_that_cannot_be_are_named(tmp_path: Path) -> None:
         connection("a", Tls(tmp_path / "absent"), None)
     with pytest.raises(ValueError, match="go together"):
         connection("a", Tls(certificate=tmp_path / "c"), None)
+
+
+@pytest.mark.parametrize(
+    ("address", "target"),
+    [
+        ("127.0.0.1:1,127.0.0.2:2", "ipv4:127.0.0.1:1,127.0.0.2:2"),
+        ("127.0.0.1:1, 127.0.0.2:2", "ipv4:127.0.0.1:1,127.0.0.2:2"),
+        ("[::1]:1,[::2]:2", "ipv6:[::1]:1,[::2]:2"),
+        ("dns:///llm.example.org:1", "dns:///llm.example.org:1"),
+        ("ipv4:127.0.0.1:1,127.0.0.2:2", "ipv4:127.0.0.1:1,127.0.0.2:2"),
+    ],
+)
+def test_several_servers_are_gone_round_by_the_shipped_service_config(address: str, target: str) -> None:
+    way = connection(address, None, None)
+    assert way.address == target
+    assert json.loads(str(dict(way.options)["grpc.service_config"]))["loadBalancingConfig"] == [{"round_robin": {}}]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "llm.example.org:1", "unix:/run/tandem.sock", "[::1]:1"])
+def test_one_server_is_called_as_it_is(address: str) -> None:
+    way = connection(address, None, None)
+    assert (way.address, way.options) == (address, CHANNEL_OPTIONS)
+
+
+@pytest.mark.parametrize("address", ["a:1,b:2", "127.0.0.1:1,[::1]:2", "127.0.0.1:1,"])
+def test_several_names_are_no_address(address: str) -> None:
+    with pytest.raises(ValueError, match="dns:///"):
+        connection(address, None, None)
+
+
+def test_the_service_config_names_the_services_there_are() -> None:
+    config = json.loads(SERVICE_CONFIG.read_text())
+    (methods,) = config["methodConfig"]
+    assert {name["service"] for name in methods["name"]} == set(SERVICE_NAMES)
+    assert config["healthCheckConfig"]["serviceName"] in SERVICE_NAMES
