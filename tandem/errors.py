@@ -41,6 +41,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 DOMAIN = "tandem"
 DETAILS_KEY = "grpc-status-details-bin"
+OWN_OF_GRPC = "grpc-"
 
 
 @dataclass(frozen=True)
@@ -275,5 +276,5 @@ def _details(error: grpc.RpcError) -> Details:
         fields={violation.field: violation.description for violation in bad.field_violations},
         retry_after_s=retry_after_s,
         metadata=dict(info.metadata),
-        trailers=trailers,
+        trailers={name: value for name, value in trailers.items() if not name.startswith(OWN_OF_GRPC)},
     )
