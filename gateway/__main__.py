@@ -44,8 +44,9 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
     # The public address comes last: who has it may look for the others.
     if server.vllm_address:
         publish(run_dir / f"{name}.vllm", server.vllm_address)
-    if server.admin_address:
-        publish(run_dir / f"{name}.admin", server.admin_address)
+    for what, bound in (("admin", server.operations.admin_address), ("metrics", server.operations.metrics_address)):
+        if bound:
+            publish(run_dir / f"{name}.{what}", bound)
     publish(run_dir / f"{name}.listen", address)
     try:
         await server.serve(partial(_load, models.resolve(settings.model)))

@@ -12,6 +12,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway import transport
+from gateway.accounts import Accounts
 from gateway.control import ControlServicer
 from gateway.door import Door
 from gateway.guard import Guard
@@ -39,13 +40,13 @@ class Admin:
         self._grpc: grpc.aio.Server | None = None
         self.address = ""
 
-    async def start(self, control: ControlServicer, health: Health) -> None:
+    async def start(self, control: ControlServicer, health: Health, accounts: Accounts) -> None:
         """Take the address and begin to answer; RuntimeError when it is taken. Nothing where none is wanted."""
         if not self._listen:
             return
         settings = self._settings
         self._grpc = grpc.aio.server(interceptors=self._door.interceptors, options=transport.options(settings))
-        Guard(settings.max_message_bytes).add_service(self._grpc, SERVICE, control)
+        Guard(settings.max_message_bytes, accounts).add_service(self._grpc, SERVICE, control)
         health.serve_on(self._grpc)
         add_reflection(self._grpc, (SERVICE.full_name, HEALTH_NAME))
         (self.address,) = transport.listen(self._grpc, [self._listen], settings)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from gateway.admission import Terms
 from gateway.errors import CallError, failed
+from gateway.histogram import SHORT_SECONDS, Histogram
 from gateway.mailbox import Mailbox
 from gateway.prompts import Prompt
 from services.wire import columns
@@ -27,7 +28,9 @@ class Call:
     n: int
     arrived: float
     mailbox: Mailbox
+    last_tokens: list[float]  # of each sequence; 0 before its first
     is_submitted: bool = False
+    submitted: float | None = None
     first_token: float | None = None
     writing_since: float | None = None
     prompt: Prompt | None = None  # once it is tokenized
@@ -57,13 +60,21 @@ class Call:
         else:
             self.mailbox.end(end)
 
-    def receive(self, delta: TextDelta, now: float) -> bool:
-        """Take in new text; False when the client has left too much unread."""
+    def receive(self, delta: TextDelta, now: float, gaps: Histogram) -> bool:
+        """Take in new text, and note the time since the text before it; False when the client has left too much unread.
+
+        Tokens that come together share the time evenly.
+        """
+        num_tokens = columns.length(delta.tokens)
         if self.first_token is None:
             self.first_token = now
+        before = self.last_tokens[delta.index]
+        if before and num_tokens:
+            gaps.observe((now - before) / num_tokens, num_tokens)
+        self.last_tokens[delta.index] = now
         if delta.prompt_logprobs and delta.index == 0:
             self.prompt_logprobs = delta.prompt_logprobs
-        self.num_received_tokens += columns.length(delta.tokens)
+        self.num_received_tokens += num_tokens
         return self.mailbox.put(delta)
 
 
@@ -76,6 +87,7 @@ class Calls:
         self._max_open = max_open
         self._max_unread_tokens = max_unread_tokens
         self._open: dict[str, Call] = {}
+        self.gaps = Histogram(SHORT_SECONDS)  # between the tokens of all sequences
 
     def __len__(self) -> int:
         return len(self._open)
@@ -93,7 +105,7 @@ class Calls:
             raise CallError(reasons.ERROR_REASON_DUPLICATE_REQUEST_ID, f"a live call has the request_id {request_id!r}")
         identity = Identity(self._gateway, request_id, self._incarnation)
         mailbox = Mailbox(terms.n, self._max_unread_tokens if is_stream else None, terms.joins_prompt_logprobs)
-        call = Call(identity, terms.n, now, mailbox)
+        call = Call(identity, terms.n, now, mailbox, [0.0] * terms.n)
         self._open[request_id] = call
         return call
 
@@ -121,7 +133,7 @@ class Calls:
             call = self._open.get(delta.request)
             if call is None or call.identity.incarnation != delta.incarnation:
                 continue
-            if not call.receive(delta, now):
+            if not call.receive(delta, now, self.gaps):
                 slow.append(call)
         for end in batch.ends:
             call = self._open.get(end.request)

@@ -15,6 +15,7 @@ import structlog
 from gateway.engine import Phase
 from gateway.errors import CallError, Violation
 from gateway.fields import Fields, between, refuse_if_any
+from gateway.goodput import Goodput
 from gateway.load import Rates, kv_usage, rates
 from gateway.models import limits_of, model_of
 from gateway.service import Gateway
@@ -55,10 +56,11 @@ class Life:
 class ControlServicer:
     """Methods as in proto/tandem/v1/control.proto."""
 
-    def __init__(self, gateway: Gateway, life: Life, about: Mapping[str, str]) -> None:
+    def __init__(self, gateway: Gateway, life: Life, goodput: Goodput, about: Mapping[str, str]) -> None:
         """about: settings by section and key, without secrets."""
         self._gateway = gateway
         self._life = life
+        self._goodput = goodput
         self._about = about
         self._num_watchers = 0
 
@@ -176,6 +178,7 @@ class ControlServicer:
             num_output_tokens=load.num_output_tokens,
             num_prompt_tokens=load.num_prompt_tokens,
             is_paused=load.is_paused,
+            goodput=self._goodput.ratio(),
         )
 
 

@@ -120,6 +120,11 @@ class CallError(Exception):
         """The reason as ErrorInfo carries it."""
         return ErrorReason.Name(self.reason).removeprefix(PREFIX)
 
+    @property
+    def code_name(self) -> str:
+        """The name of its gRPC status code."""
+        return str(code_pb2.Code.Name(_CODES[self.reason]))
+
 
 def invalid(violations: Iterable[Violation]) -> CallError:
     """The error for fields that are wrong."""

@@ -17,6 +17,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from gateway import access, errors
+from gateway.accounts import Accounts
 from gateway.errors import CallError
 from tandem.v1 import errors_pb2 as reasons
 
@@ -29,8 +30,9 @@ Method = Callable[[Any, Context], Awaitable[Message | None]]
 class Guard:
     """Stands before every method of every service of one server."""
 
-    def __init__(self, max_message_bytes: int) -> None:
+    def __init__(self, max_message_bytes: int, accounts: Accounts) -> None:
         self._max_message_bytes = max_message_bytes
+        self._accounts = accounts
         self._num_active = 0
         # Set while every client has been told the end of its call.
         self.idle = asyncio.Event()
@@ -51,7 +53,7 @@ class Guard:
             self.idle.clear()
             try:
                 decode = partial(_decoded, request_class, raw, self._max_message_bytes)
-                return await _outcome(descriptor, method, decode, context)
+                return await self._outcome(descriptor, method, decode, context)
             finally:
                 self._num_active -= 1
                 if not self._num_active:
@@ -61,24 +63,23 @@ class Guard:
             return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=_serialized)
         return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=_serialized)
 
-
-async def _outcome(
-    descriptor: MethodDescriptor, method: Method, request: Callable[[], Message], context: Context
-) -> Message | None:
-    try:
-        with access.caller().call():
-            return await method(request(), context)
-    except CallError as error:
-        status = errors.status(error)
-    except grpc.aio.BaseError:
-        raise
-    except Exception:  # the one net under every call: a bug ends its call, not the server, and never as UNKNOWN
-        log.exception("call.bug", method=descriptor.full_name)
-        status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "a bug in the server; its log tells more"))
-    # A call that was ended over a stuck write has its status already.
-    if not context.done():
-        await context.abort_with_status(status)
-    return None
+    async def _outcome(
+        self, descriptor: MethodDescriptor, method: Method, request: Callable[[], Message], context: Context
+    ) -> Message | None:
+        try:
+            with self._accounts.account(descriptor, context), access.caller().call():
+                return await method(request(), context)
+        except CallError as error:
+            status = errors.status(error)
+        except grpc.aio.BaseError:
+            raise
+        except Exception:  # the one net under every call: a bug ends its call, not the server, and never as UNKNOWN
+            log.exception("call.bug", method=descriptor.full_name)
+            status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "a bug in the server; its log tells more"))
+        # A call that was ended over a stuck write has its status already.
+        if not context.done():
+            await context.abort_with_status(status)
+        return None
 
 
 def _decoded(request_class: type[Message], raw: bytes, max_bytes: int) -> Message:

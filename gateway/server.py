@@ -20,9 +20,8 @@ import grpc
 import structlog
 
 from gateway import transport
-from gateway.admin import Admin
 from gateway.chat import ChatServicer
-from gateway.control import ControlServicer, Life
+from gateway.control import Life
 from gateway.door import Door
 from gateway.engine import Phase
 from gateway.guard import Guard
@@ -30,6 +29,7 @@ from gateway.health import SERVICE_NAME as HEALTH_NAME
 from gateway.health import Health
 from gateway.inference import InferenceServicer
 from gateway.models import ModelServicer
+from gateway.operations import Operations
 from gateway.reflection import add_reflection
 from gateway.service import Gateway
 from services.runtime.settings import GatewaySettings, LinkSettings
@@ -104,13 +104,12 @@ class Server:
         self._over: asyncio.Future[Ending] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._can_tokenize = False
-        self._about = about
         self._started = time.monotonic()
         self._is_leaving = False
         self._dead = asyncio.Event()
-        self._admin = Admin(settings, timing.run_dir)
+        self.operations = Operations(self.gateway, timing.run_dir, about)
         self._address = ""
-        self._guard = Guard(settings.max_message_bytes)
+        self._guard = Guard(settings.max_message_bytes, self.operations.accounts)
         self._health = Health(SERVICE_NAMES)
         self._door = Door(settings, time.monotonic)
         self._grpc = grpc.aio.server(interceptors=self._door.interceptors, options=transport.options(settings))
@@ -133,13 +132,8 @@ class Server:
         self._address = ",".join(addresses)
         if self._vllm is not None:
             await self._vllm.start(self.vllm_address)
-        await self._start_admin()
+        await self.operations.start(self._life(), self._health)
         return self._address
-
-    @property
-    def admin_address(self) -> str:
-        """Where operators call; empty where they cannot."""
-        return self._admin.address
 
     async def serve(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
         """Serve until told to stop, then end every call and the server. Raises EngineGone when the engine died."""
@@ -197,7 +191,7 @@ class Server:
                 self._check_peers(now)
             self.gateway.tick(now)
             self._door.look_again()
-            self._admin.look_again()
+            self.operations.look_again()
             then = now
 
     def _check_peers(self, now: float) -> None:
@@ -210,9 +204,8 @@ class Server:
                 log.error("peer.silent", peer=peer, seconds=self._timing.death_s)
                 self.gateway.engine.die(f"the {peer} is silent")
 
-    async def _start_admin(self) -> None:
-        life = Life(lambda: self._address, lambda: time.monotonic() - self._started, self._leave, self._guard.idle.wait)
-        await self._admin.start(ControlServicer(self.gateway, life, self._about), self._health)
+    def _life(self) -> Life:
+        return Life(lambda: self._address, lambda: time.monotonic() - self._started, self._leave, self._guard.idle.wait)
 
     async def _leave(self) -> None:
         """Health first: whoever routes calls here has drain_delay_s to stop doing so before a call is refused."""
@@ -234,7 +227,7 @@ class Server:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        stops = [self._grpc.stop(CLOSING_S), self._admin.stop(CLOSING_S)]
+        stops = [self._grpc.stop(CLOSING_S), self.operations.stop(CLOSING_S)]
         await asyncio.gather(*stops, *([] if self._vllm is None else [self._vllm.stop(CLOSING_S)]))
         self._threads.shutdown(wait=False, cancel_futures=True)
 

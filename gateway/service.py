@@ -16,6 +16,7 @@ from dataclasses import replace
 import msgspec
 import structlog
 
+from gateway import accounts
 from gateway.admission import Terms
 from gateway.calls import Call, Calls
 from gateway.engine import Engine, Phase
@@ -75,23 +76,13 @@ class Gateway:
         if is_stream:
             pace = terms.message_bounds
             call.mailbox.pace = Pace(self.pacer, call.identity.incarnation, pace.max_tokens, pace.max_delay_s)
-        outcome = "broken_off"
+        accounts.current().open(call, terms)
         try:
             yield call
-            outcome = "ok"
         except CallError as error:
-            outcome = error.reason_name
             raise replace(error, trailers=self._trailers(call)) from error
         finally:
             self.release(call)
-            log.info(
-                "request.finished",
-                request_id=call.identity.request,
-                outcome=outcome,
-                num_prompt_tokens=call.num_prompt_tokens,
-                num_output_tokens=call.num_received_tokens,
-                seconds=round(self.clock() - call.arrived, 4),
-            )
 
     def submit(self, call: Call, terms: Terms, prompt: Prompt, remaining_s: float | None) -> None:
         """Hand an open call to the engine; raises CallError. remaining_s: until the deadline of its gRPC, if any."""
@@ -106,7 +97,7 @@ class Gateway:
             self._submits.send(admission.submit(terms, call.identity, prompt.tokens, remaining_ms))
         except LinkFull as error:
             raise CallError(reasons.ERROR_REASON_QUEUE_FULL, "the engine takes no more requests now") from error
-        call.is_submitted = True
+        call.is_submitted, call.submitted = True, self.clock()
         log.debug("request.submitted", request_id=call.identity.request, num_prompt_tokens=call.num_prompt_tokens)
 
     def release(self, call: Call) -> None:

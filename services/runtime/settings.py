@@ -135,6 +135,11 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     drain_delay_s: Duration = 0.0  # before that: health says NOT_SERVING and new calls are served all the same
     admin_listen: str = LOCAL  # of ControlService: host:port, unix:path, "local" (a socket in run_dir), empty for none
     admin_tokens: str = ""  # TOML file of bearer tokens for admin_listen, as `tokens`; "local" asks for none
+    metrics_listen: str = ""  # host:port of /metrics for Prometheus; empty for none
+    metrics_vllm_names: bool = True  # export the metrics that vLLM has under its names too
+    goodput_ttft_ms: Duration = 1000.0  # a good call has its first token within this; 0 = whenever
+    goodput_itl_ms: Duration = 100.0  # and so long between its tokens at most, on average; 0 = however long
+    goodput_window: Positive = 1000  # calls that the goodput ratio is over
     order_timeout_s: Seconds = 5.0  # how long the scheduler may take to answer an operator's order
     max_load_watchers: Count = 16  # streams of WatchLoad open at once
     tls_certificate: str = ""  # PEM file, leaf first; with tls_key it makes TLS of every host:port
@@ -201,6 +206,10 @@ def _check(settings: ServerSettings) -> None:
         _check_address("gateway.vllm_listen", gateway.vllm_listen)
     if gateway.admin_listen not in ("", LOCAL):
         _check_address("gateway.admin_listen", gateway.admin_listen)
+    if gateway.metrics_listen:
+        _check_address("gateway.metrics_listen", gateway.metrics_listen)
+        if gateway.metrics_listen.startswith("unix:"):
+            raise SettingsError("gateway.metrics_listen: expected host:port")
     if bool(gateway.tls_certificate) != bool(gateway.tls_key):
         raise SettingsError("gateway.tls_key: goes together with gateway.tls_certificate")
     if gateway.tls_client_ca and not gateway.tls_certificate:

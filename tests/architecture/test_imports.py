@@ -36,6 +36,8 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("torch", "numpy"): ("services.executor",),
     ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google"): ("gateway", "tandem"),
     ("uvloop",): ("gateway",),
+    ("prometheus_client",): ("gateway.metrics", "gateway.exposition"),
+    ("opentelemetry",): ("gateway.tracing",),
     ("smg_grpc_proto",): ("gateway.vllm",),
     ("tokenizers", "jinja2"): ("services.tokenizer",),
     ("typer", "rich", "click"): ("tandem.cli",),

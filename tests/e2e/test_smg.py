@@ -64,7 +64,7 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def num_finished(serving: Serving, start: int = 0) -> int:
-    return sum(entry["event"] == "request.finished" for entry in serving.entries(start))
+    return sum(entry["event"] == "call.ended" and "request_id" in entry for entry in serving.entries(start))
 
 
 def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
@@ -188,7 +188,7 @@ def test_a_client_that_goes_frees_its_blocks_within_two_steps(behind: Fleet, is_
             assert len(list(islice(stream, 2))) == 2
     else:
         behind.smg.send_and_go("/v1/completions", after_s=1.0, **body)
-    left = behind.slow.told(lambda entry: entry["event"] == "request.finished", start)
+    left = behind.slow.told(lambda entry: entry["event"] == "call.ended" and "request_id" in entry, start)
     after = behind.slow.idle(behind.slow.position())
     assert after["num_free_blocks"] == after["num_blocks"]
     # A step for each token that had come when the client was gone, and at most the two that were under way.

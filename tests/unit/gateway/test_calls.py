@@ -298,17 +298,6 @@ async def test_a_bug_is_internal_and_says_so(
     assert [entry["event"] for entry in logged if entry["log_level"] == "error"] == ["call.bug", "call.bug"]
 
 
-async def test_each_call_leaves_one_line_in_the_log(front: Front, logged: list[MutableMapping[str, Any]]) -> None:
-    call = front.generate(request_id="mine")
-    submit = await front.engine.submit()
-    front.engine.say(submit, "ab", [1, 2])
-    front.engine.end(submit)
-    await call
-    (entry,) = [entry for entry in logged if entry["event"] == "request.finished"]
-    assert (entry["request_id"], entry["outcome"]) == ("mine", "ok")
-    assert (entry["num_prompt_tokens"], entry["num_output_tokens"]) == (2, 2)
-
-
 async def test_deltas_for_nobody_are_dropped(front: Front) -> None:
     stray = TextDelta("nobody", 1, 0, "?", columns.pack([1]))
     front.engine.batch(deltas=(stray,))

@@ -72,7 +72,7 @@ class Desk:
 async def desk(tokenizer: Tokenizer, settings: GatewaySettings = ADMIN, is_ready: bool = True) -> AsyncIterator[Desk]:
     async with (
         running(tokenizer, settings, is_ready=is_ready) as front,
-        grpc.aio.insecure_channel(front.server.admin_address) as channel,
+        grpc.aio.insecure_channel(front.server.operations.admin_address) as channel,
     ):
         yield Desk(front, channel)
 
@@ -285,7 +285,7 @@ async def test_operators_have_an_address_of_their_own_or_none(tokenizer: Tokeniz
             await call(pb.PauseRequest(), timeout=5)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     async with running(tokenizer, msgspec.structs.replace(SETTINGS, admin_listen="")) as front:
-        assert front.server.admin_address == ""
+        assert front.server.operations.admin_address == ""
 
 
 async def test_an_open_admin_port_asks_for_tokens_of_its_own(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Everything around one gateway that is for its operators: accounts of calls, metrics, the admin listener.
+
+One place that starts and stops it all, so that the server need not know the parts. Knows no client.
+"""
+
+from collections.abc import Mapping
+
+from gateway.accounts import Accounts, log_record
+from gateway.admin import Admin
+from gateway.control import ControlServicer, Life
+from gateway.exposition import Exposition
+from gateway.health import Health
+from gateway.metrics import Metrics
+from gateway.service import Gateway
+
+
+class Operations:
+    """To be made on the loop that runs the gateway. about: settings by section and key that operators are told."""
+
+    def __init__(self, gateway: Gateway, run_dir: str, about: Mapping[str, str]) -> None:
+        self._gateway = gateway
+        self._about = about
+        self._admin = Admin(gateway.settings, run_dir)
+        self.metrics = Metrics(gateway, gateway.settings)
+        self._exposition = Exposition(self.metrics.families)
+        self.accounts = Accounts(gateway.clock, [log_record, self.metrics.observe])
+        self.metrics_address = ""
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators call; empty where they cannot."""
+        return self._admin.address
+
+    async def start(self, life: Life, health: Health) -> None:
+        """Take the addresses and begin to answer; OSError or RuntimeError when one is taken."""
+        settings = self._gateway.settings
+        if settings.metrics_listen:
+            self.metrics_address = await self._exposition.start(settings.metrics_listen)
+        control = ControlServicer(self._gateway, life, self.metrics.goodput, self._about)
+        await self._admin.start(control, health, self.accounts)
+
+    def look_again(self) -> None:
+        """What has changed on disk."""
+        self._admin.look_again()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close everything; streams that go on are cut after grace_s."""
+        await self._admin.stop(grace_s)
+        await self._exposition.stop()
