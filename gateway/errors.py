@@ -135,6 +135,8 @@ def invalid(violations: Iterable[Violation]) -> CallError:
 
 def failed(failure: FailureReason, detail: str, retry_after_ms: int | None = None) -> CallError:
     """The error for a sequence that the engine ended FAILED, or a request that it refused."""
+    if failure == FailureReason.CONSTRAINT_INVALID:
+        return invalid([Violation("sampling.constraint", detail)])
     retry_after_s = None if retry_after_ms is None else retry_after_ms / 1000
     message = detail or failure.name.lower().replace("_", " ")
     return CallError(_FAILURES[failure], message, retry_after_s=retry_after_s)

@@ -2,11 +2,14 @@
 
 import os
 import time
+from collections.abc import Callable
 
 import structlog
 
 from services.executor.backend import Backend
 from services.executor.core import ExecutorCore
+from services.executor.grammar import Checker, Compiler, Grammar, Vocabulary
+from services.executor.grammars import Grammars
 from services.executor.service import ExecutorService
 from services.executor.simulated import open_simulated
 from services.runtime import instances
@@ -15,6 +18,7 @@ from services.runtime.models import resolve
 from services.runtime.settings import ServerSettings
 from services.wire.links import Poller, finish, open_inlet, open_outlet
 from services.wire.liveness import Heart
+from services.wire.messages import Constraint
 from services.wire.topology import PLAN, RESULT, Topology
 
 FLUSH_S = 1.0  # how long the last results may take to leave
@@ -22,7 +26,8 @@ FLUSH_S = 1.0  # how long the last results may take to leave
 
 def serve(settings: ServerSettings, stop: Stop) -> None:
     """The backend comes first: a link that shows life belongs to a process that is ready."""
-    backend = open_backend(settings)
+    grammars = Grammars(open_compiler(settings), settings.executor.constraint_cache)
+    backend = open_backend(settings, grammars)
     at = settings.links
     topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
     plans = open_inlet(PLAN, topology.address(PLAN))
@@ -32,7 +37,7 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     stop.on_set(wake)
     # The instance names this process's life: no later one on this machine has the same start time.
     instance = time.time_ns()
-    core = ExecutorCore(backend, instance)
+    core = ExecutorCore(backend, instance, grammars=grammars)
     service = ExecutorService(core, plans, results, Heart([results], at.heartbeat_s), at.death_s)
     capacity = backend.capacity
     instances.tell_ready(at.run_dir, instance)
@@ -43,7 +48,21 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
         finish(FLUSH_S)
 
 
-def open_backend(settings: ServerSettings) -> Backend:
+def open_compiler(settings: ServerSettings) -> Callable[[Constraint], Grammar | None]:
+    """What makes grammars of constraints; without a model they are judged and not followed."""
+    if settings.executor.backend == "torch":
+        return Compiler(settings.executor, lambda: read_vocabulary(settings))
+    return Checker(settings.executor)
+
+
+def read_vocabulary(settings: ServerSettings) -> Vocabulary:
+    """The served model's tokenizer, which only constraints need here."""
+    from services.tokenizer.tokenizer import load  # noqa: PLC0415
+
+    return load(resolve(settings.model))
+
+
+def open_backend(settings: ServerSettings, grammars: Grammars) -> Backend:
     """The backend that the settings name; torch is imported for its own backend alone."""
     if settings.executor.backend == "torch":
         # OpenMP's threads wait for one another by spinning. This server's other processes need the same cores: a
@@ -51,7 +70,7 @@ def open_backend(settings: ServerSettings) -> Backend:
         os.putenv("OMP_WAIT_POLICY", "PASSIVE")
         from services.executor.torch_start import open_torch  # noqa: PLC0415
 
-        return open_torch(settings.executor, resolve(settings.model), settings.model.name)
+        return open_torch(settings.executor, resolve(settings.model), settings.model.name, grammars)
     return open_simulated(settings.executor, settings.model.name)
 
 

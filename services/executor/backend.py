@@ -5,6 +5,7 @@ fails that step; after a failure the epoch is over and `begin_epoch` comes next.
 Unsupported, which fails that slot's rows and nothing else.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,6 +34,7 @@ class Outcome:
     copies_done: tuple[int, ...] = ()
     ran: tuple[int, int] | None = None
     stuck: I64 = field(default_factory=lambda: NO_ROWS)  # indices into the rows: no token was left that may be drawn
+    why_stuck: Mapping[int, str] = field(default_factory=dict)  # of those rows, by index, where more is known
 
 
 class Backend(Protocol):

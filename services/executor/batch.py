@@ -19,6 +19,7 @@ Mask = NDArray[np.bool_]
 
 _SAMPLE = int(RowFlag.SAMPLE)
 _FUTURE_INPUT = int(RowFlag.FUTURE_INPUT)
+_MASKED_SAMPLE = int(RowFlag.MASKED | RowFlag.SAMPLE)
 _PROMPT_LOGPROBS = int(RowFlag.PROMPT_LOGPROBS)
 
 
@@ -60,6 +61,7 @@ class StepBatch:
     sampling_rows: I64  # rows whose last token is sampled from, rising
     future_rows: I64  # rows whose one input is last_token[slot], rising
     prompt_logprob_rows: I64  # rows whose prompt tokens are scored, rising
+    masked_rows: I64  # sampling rows that may not draw every token, rising
     block_tables: I32  # [R, W]; entries past a row's last block mean nothing
     cu_seqlens_q: I32  # [R + 1] where each row's new tokens begin, then T
     token_ids: I64  # [T]; 0 where a future token belongs
@@ -103,6 +105,7 @@ def pack(rows: Rows, tables: I32, block_size: int, step: int, received_ns: int) 
         sampling_rows=np.flatnonzero(rows.samples),
         future_rows=np.flatnonzero(futures),
         prompt_logprob_rows=np.flatnonzero(rows.flags & _PROMPT_LOGPROBS),
+        masked_rows=np.flatnonzero((rows.flags & _MASKED_SAMPLE) == _MASKED_SAMPLE),
         block_tables=block_tables,
         cu_seqlens_q=cu_seqlens_q,
         token_ids=token_ids,

@@ -15,8 +15,9 @@ import numpy as np
 import structlog
 
 from services.executor.backend import Backend, Outcome, Unsupported
-from services.executor.batch import I64, StepBatch
+from services.executor.batch import StepBatch
 from services.executor.capacity import Capacity
+from services.executor.grammars import Grammars
 from services.executor.rows import PlanDecoder
 from services.executor.slots import PlanError
 from services.wire.messages import (
@@ -165,8 +166,11 @@ class Engine:
         t_launched, t_done = outcome.ran or (launched_ns, self._now_ns())
         n_out = np.zeros(batch.num_rows, np.int32)
         n_out[batch.sampling_rows] = 1
-        self._fail_rows(batch, outcome.poisoned, FailureReason.POISONED_ROW, "the logits were not finite")
-        self._fail_rows(batch, outcome.stuck, FailureReason.CONSTRAINT_FAILED, "no token may follow")
+        for row in outcome.poisoned.tolist():
+            self._fail_row(batch, row, FailureReason.POISONED_ROW, "the logits were not finite")
+        for row in outcome.stuck.tolist():
+            why = outcome.why_stuck.get(row) or "no token may follow"
+            self._fail_row(batch, row, FailureReason.CONSTRAINT_FAILED, why)
         failed_rows = self._failed_rows(batch) if self._failed_slots else ()
         if failed_rows:
             n_out[[failed.row for failed in failed_rows]] = 0
@@ -186,11 +190,11 @@ class Engine:
             t_done=t_done,
         )
 
-    def _fail_rows(self, batch: StepBatch, rows: I64, reason: FailureReason, why: str) -> None:
-        """The generations of these rows are over, unless they were before."""
-        for slot in batch.slots[rows].tolist():
-            if slot not in self._failed_slots:
-                self._fail_slot(slot, reason, f"step {batch.step}: {why}")
+    def _fail_row(self, batch: StepBatch, row: int, reason: FailureReason, why: str) -> None:
+        """The generation of this row is over, unless it was before."""
+        slot = int(batch.slots[row])
+        if slot not in self._failed_slots:
+            self._fail_slot(slot, reason, f"step {batch.step}: {why}")
 
     def _failed_rows(self, batch: StepBatch) -> tuple[FailedRow, ...]:
         """The rows of slots that have failed, now or in an earlier step of the same generation."""
@@ -202,10 +206,20 @@ class Engine:
 
 
 class ExecutorCore:
-    """Both halves. One thread may call `prepare` while another calls `execute`; `handle` does both at once."""
+    """Both halves. One thread may call `prepare` while another calls `execute`; `handle` does both at once.
 
-    def __init__(self, backend: Backend, instance: int, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    grammars: the constraints that the backend's slots may follow; one without them judges none.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        instance: int,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        grammars: Grammars | None = None,
+    ) -> None:
         self._now_ns = now_ns
+        self.grammars = grammars or Grammars(lambda constraint: None, cache_size=0)
         self._engine = Engine(backend, instance, now_ns)
         self.prepare: Callable[[StepMessage, int], Work | None] = Intake(backend.capacity).prepare
         self.execute: Callable[[Work], ResultMessage] = self._engine.execute

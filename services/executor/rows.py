@@ -14,6 +14,7 @@ from services.executor.slots import ANY_POSITION, PlanError, SlotTable, check_sl
 from services.wire.messages import RowFlag, StepPlan
 
 _CARRIED = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
+_MASKED = int(RowFlag.MASKED)
 
 
 class PlanDecoder:
@@ -62,7 +63,7 @@ class PlanDecoder:
             generations=np.concatenate((last.generations[kept], generations)),
             positions=np.concatenate((last.positions[kept] + last.counts[kept], positions)),
             counts=np.concatenate((ones, counts)),
-            flags=np.concatenate((ones * np.int32(_CARRIED), flags)),
+            flags=np.concatenate(((last.flags[kept] & np.int32(_MASKED)) | np.int32(_CARRIED), flags)),
             host_tokens=read_column(plan.host_tokens),
         )
 

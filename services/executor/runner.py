@@ -13,9 +13,11 @@ from torch import Tensor
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
 from services.executor.batch import I32, Mask, StepBatch
 from services.executor.capacity import Capacity
+from services.executor.grammars import Grammars
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
 from services.executor.logprobs import Report, join, report
+from services.executor.matchers import Matchers
 from services.executor.prompt_logprobs import PromptScorer
 from services.executor.sampler import Sampled, sample
 from services.executor.sampling_state import NONE_WANTED, SamplingState
@@ -52,6 +54,11 @@ class TorchBackend(Generic[P]):
         self._sampling = SamplingState(num_slots, capacity.card.context_length)
         self._scorer = PromptScorer(model.logits, self._sampling)
         self._copies_done: list[int] = []
+        self._matchers = Matchers(Grammars(lambda constraint: None, cache_size=0), capacity.card, num_threads=1)
+
+    def follow(self, matchers: Matchers) -> None:
+        """Slots initialised from now on may have a constraint, of these."""
+        self._matchers = matchers
 
     @property
     def capacity(self) -> Capacity:
@@ -61,18 +68,21 @@ class TorchBackend(Generic[P]):
     def begin_epoch(self) -> None:
         """Copies are over when they return, so none is outstanding; those not reported are forgotten."""
         self._copies_done.clear()
+        self._matchers.clear()
 
     def init_slot(self, op: SlotInit) -> None:
         """Set the sampling of a slot; raises Unsupported."""
         self._last_token[op.slot] = CONSUMED if self._is_debug else 0
         self._scorer.forget(op.slot)
         self._sampling.init(op)
+        self._matchers.begin(op)
 
     def fail_slot(self, slot: int) -> None:
         """last_token becomes 0, nothing more is reported."""
         self._last_token[slot] = 0
         self._scorer.forget(slot)
         self._sampling.neutralize(slot)
+        self._matchers.drop(slot)
 
     def copy_blocks(self, op: CopyBlocks) -> None:
         """Copy now."""
@@ -97,13 +107,15 @@ class TorchBackend(Generic[P]):
         raw = self._reported(batch, logits)
         sampled = self._sample(batch, logits, is_finite)
         is_good = is_finite.numpy() & ~sampled.stuck
+        stuck = batch.sampling_rows[is_finite.numpy() & sampled.stuck]
         return Outcome(
             tokens=sampled.tokens.numpy().astype(np.int32),
             poisoned=batch.sampling_rows[~is_finite.numpy()],
             logprobs=join(self._reports(batch, raw, sampled.tokens, is_good)),
             prompt_logprobs=prompt_logprobs,
             copies_done=copies_done,
-            stuck=batch.sampling_rows[is_finite.numpy() & sampled.stuck],
+            stuck=stuck,
+            why_stuck={row: self._matchers.why_stuck(int(batch.slots[row])) for row in stuck.tolist()},
         )
 
     def _inputs(self, batch: StepBatch) -> StepInputs[P]:
@@ -132,7 +144,12 @@ class TorchBackend(Generic[P]):
         if not bool(is_finite.all()):
             logits.masked_fill_(~is_finite[:, None], 0.0)
         slots = batch.slots[batch.sampling_rows]
-        sampled = sample(logits, self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows]))
+        rows = self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows])
+        # The forward pass is behind us, and the masks were worked out beside it.
+        masks = self._matchers.masks(batch)
+        sampled = sample(logits, rows, masks)
+        if masks is not None:
+            self._matchers.advance(batch, masks, sampled.tokens.numpy(), is_finite.numpy() & ~sampled.stuck)
         self._sampling.history.append(slots, sampled.tokens)
         self._last_token.index_copy_(0, torch.from_numpy(slots.astype(np.int64)), sampled.tokens)
         return sampled

@@ -8,6 +8,7 @@ on which penalties and bad words depend, are the History's. `rows` picks out wha
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.executor.backend import Unsupported
 from services.executor.batch import F64, I32, I64
@@ -53,7 +54,8 @@ class SamplingState:
         """Take in a slot's parameters; raises Unsupported, naming what cannot be honoured."""
         if op.sampling.constraint is not None:
             raise Unsupported("the sampler does not do constraint")
-        self._set(op.slot, op.sampling)
+        # With a constraint its masks tell where a text may end, for what is complete must be able to.
+        self._set(op.slot, replace(op.sampling, min_tokens=0) if op.constraint else op.sampling)
         self.history.init(op)
         self._seeds[op.slot] = op.seed & MASK_64
         self.num_prompt_tokens[op.slot] = op.num_prompt_tokens

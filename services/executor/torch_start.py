@@ -11,7 +11,9 @@ from services.executor.attention import ReferencePlan
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.config import LlamaConfig, read_config
+from services.executor.grammars import Grammars
 from services.executor.kv_cache import KvCache
+from services.executor.matchers import Matchers
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from services.executor.weights import count_parameters, load_llama
@@ -23,8 +25,10 @@ log = structlog.get_logger()
 _FLOAT32_BYTES = 4
 
 
-def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchBackend[ReferencePlan]:
-    """Load a model and make room for its KV; raises GgufError or SettingsError."""
+def open_torch(
+    settings: ExecutorSettings, path: Path, name: str = "", grammars: Grammars | None = None
+) -> TorchBackend[ReferencePlan]:
+    """Load a model and make room for its KV; raises GgufError or SettingsError. grammars: what slots may follow."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     file = gguf_file.read(path)
@@ -33,6 +37,8 @@ def open_torch(settings: ExecutorSettings, path: Path, name: str = "") -> TorchB
     capacity = _capacity(settings, config, name or config.name, count_parameters(file))
     kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
     backend = TorchBackend(model, capacity, kv)
+    if grammars is not None:
+        backend.follow(Matchers(grammars, capacity.card, settings.mask_threads))
     backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
     log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
     return backend

@@ -69,6 +69,9 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     prefill_quantum: Count = 0  # tokens of each step that decode rows leave to prefill
     inter_token_ms: Duration = 0.0  # target for a step with decode rows; 0 = none
     head_start: Count = 4096  # fair only: prompt tokens that a tenant back from idleness may be behind the least served
+    max_preparing: Annotated[int, Meta(ge=1, le=256)] = (
+        8  # constraints being compiled at once, asked of the executor and not answered
+    )
     executor_absence_s: Seconds = 600.0  # how long requests wait for another executor when theirs is lost
 
 
@@ -85,6 +88,12 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_host_blocks: Count = 0  # the same in blocks; 0 = from swap_space_mb
     max_rows: Positive = 256  # rows of a step, and run slots
     num_threads: Count = 0  # compute threads; 0 = every core
+    mask_threads: Positive = 2  # threads that work out which tokens structured output allows
+    constraint_cache: Count = 64  # compiled constraints kept beyond those that live requests use
+    constraint_size: Positive = 100_000  # most symbols of a constraint's grammar
+    constraint_states: Positive = 50_000  # most states of its lexer; each takes one or two kB
+    constraint_compile_work: Positive = 1_000_000  # most lexer work of compiling it; about 50 a microsecond
+    constraint_mask_work: Positive = 50_000  # most lexer work of one token's mask; about 14 a microsecond
     max_restarts: Count = 3  # how often within restart_window_s a dead executor is started again; 0 = never
     restart_window_s: Seconds = 300.0
     vocab_size: Positive = 49152  # simulated and echo only

@@ -29,6 +29,7 @@ from services.wire.messages import (
     EngineReady,
     FeedbackMessage,
     PlanMessage,
+    Prepared,
     Ready,
     ResultMessage,
     StatusMessage,
@@ -73,6 +74,7 @@ def limits_from(settings: SchedulerSettings) -> Limits:
         prefill_quantum=settings.prefill_quantum,
         inter_token_us=round(settings.inter_token_ms * 1000),
         head_start=settings.head_start,
+        max_preparing=settings.max_preparing,
     )
 
 
@@ -177,6 +179,9 @@ class SchedulerService:
 
     def _advance(self) -> None:
         """Fill the window, then tell the text side."""
+        for message in self.core.take_constraints():
+            if self.core.state.is_open:
+                self._tell_executor(message)
         while (plan := self.core.plan(self._clock())) is not None:
             self._tell_executor(plan)
         batch = self.core.take_batch()
@@ -206,6 +211,7 @@ class SchedulerService:
 
     def _on_result(self, message: ResultMessage) -> None:
         now = self._clock()
+        hello = None
         match message:
             case Ready():
                 self._log.info("executor.ready", epoch=message.epoch, instance=message.instance)
@@ -218,6 +224,8 @@ class SchedulerService:
                 hello = self.core.absorb(message, now)
                 if hello is not None:
                     self._log.error("step.failed", step_id=message.step, epoch=message.epoch, detail=message.detail)
+            case Prepared():
+                self.core.prepared(message, now)
         if hello is not None:
             self._log.info("epoch.opened", epoch=hello.epoch)
             self._tell_executor(hello)

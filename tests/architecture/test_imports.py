@@ -18,7 +18,7 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     "services.scheduler.core": ("services.wire.messages", "services.wire.columns"),
     "services.scheduler.virtual": ("services.scheduler.core", "services.wire.messages", "services.wire.columns"),
     "services.scheduler": ("services.wire", "services.runtime"),
-    "services.executor": ("services.wire", "services.runtime", "services.model_file"),
+    "services.executor": ("services.wire", "services.runtime", "services.model_file", "services.tokenizer"),
     "services.detokenizer": ("services.wire", "services.runtime", "services.tokenizer"),
     "gateway": ("services.wire", "services.runtime", "services.tokenizer", "tandem.v1"),
     "tandem": (),
@@ -34,6 +34,7 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
 RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("zmq",): ("services.wire.links",),
     ("torch", "numpy"): ("services.executor",),
+    ("llguidance",): ("services.executor.grammar",),
     ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google"): ("gateway", "tandem"),
     ("uvloop",): ("gateway",),
     ("prometheus_client",): ("gateway.metrics", "gateway.exposition"),

@@ -12,7 +12,7 @@ from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import LENGTH, STOP, State
 from services.scheduler.core.swap import absorb_copies
 from services.wire import columns
-from services.wire.messages import FailedRow, FinishReason, StepResult
+from services.wire.messages import FailedRow, FailureReason, FinishReason, StepResult
 
 
 def absorb_step(state: State, result: StepResult, now: int) -> None:
@@ -100,9 +100,12 @@ def _clear_blame(state: State, runs: list[Run]) -> None:
 
 
 def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
-    """STOP beats LENGTH; a stop token before min_tokens is an ordinary token."""
+    """STOP beats LENGTH; a stop token before min_tokens is an ordinary token. The end of a constrained text is its end:
+    before min_tokens it is drawn only where nothing else may follow."""
     known = len(sequence.tokens)
-    if token in sequence.stop_token_ids and known > sequence.min_length:
+    assert state.capacity is not None
+    is_complete = sequence.constraint is not None and token in state.capacity.eos_token_ids
+    if is_complete or (token in sequence.stop_token_ids and known > sequence.min_length):
         state.finish(sequence, now, STOP, matched_token=token)
     elif known == sequence.limit:
         state.finish(sequence, now, LENGTH)
@@ -111,5 +114,6 @@ def _end(state: State, sequence: Sequence, token: int, now: int) -> None:
 def _fail(state: State, sequence: Sequence, failure: FailedRow, now: int) -> None:
     """The first failed row ends its sequence; its later rows fail too and find it ended."""
     if sequence.finish is None:
-        state.cache.taint(sequence)
+        if failure.failure != FailureReason.CONSTRAINT_FAILED:  # then its KV is as good as any
+            state.cache.taint(sequence)
         state.finish(sequence, now, (FinishReason.FAILED, failure.failure, failure.detail))

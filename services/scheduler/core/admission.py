@@ -36,6 +36,8 @@ def submit_request(state: State, submit: Submit, now: int) -> Refused | None:
     for sequence in request.sequences:
         state.outbox.open(sequence)
         if refusal is None:
+            if submit.sampling.constraint is not None:
+                state.constraints.follow(sequence, submit.sampling.constraint)
             state.waiting.add(sequence)
             state.unhashed.append(sequence)
         else:
@@ -79,11 +81,14 @@ def _make_sequence(state: State, request: Request, submit: Submit, index: int, n
     key = SequenceKey(identity.gateway, identity.request, identity.incarnation, index)
     tokens = columns.unpack(submit.prompt_tokens)
     assert tokens, "a prompt has at least one token"
-    sampling = submit.sampling
+    # A constraint is told to the executor once, by its number, not with each slot.
+    sampling = replace(submit.sampling, constraint=None)
     if index and sampling.prompt_logprobs is not None:  # the prompt is one, and so are its logprobs
         sampling = replace(sampling, prompt_logprobs=None)
     sequence = Sequence(request, key, tokens, (sampling, submit.stopping, submit.output))
     sequence.stop_token_ids = frozenset(columns.unpack(submit.stopping.stop_token_ids))
+    if submit.sampling.constraint is not None and state.capacity is not None:
+        sequence.stop_token_ids |= state.capacity.eos_token_ids  # ends it whatever else was asked
     sequence.min_length = len(tokens) + submit.stopping.min_tokens
     sequence.seed = seed_of_sample(submit.seed, index)
     sequence.cache_root = root_of(submit.cache_salt)

@@ -1,11 +1,11 @@
 """Joining: waiting sequences become running, in order, while there is room for their whole first chunk; for all they
 have, if they were preempted.
 
-The first that does not fit stops the rest, so nobody overtakes it; one that waits for a reader, for a twin's prefix or
-for its request's prompt is passed over. Room means a slot, blocks now, and blocks to come: usage is looked at into the
-future, with learned output lengths. Whoever does not fit may displace a running sequence whose reader is silent or,
-under the priority policy, one of a lower priority; it joins in a later plan, since nobody joins in a plan that
-preempted.
+The first that does not fit stops the rest, so nobody overtakes it; one that waits for a reader, for its constraint, for
+a twin's prefix or for its request's prompt is passed over. Room means a slot, blocks now, and blocks to come: usage is
+looked at into the future, with learned output lengths. Whoever does not fit may displace a running sequence whose
+reader is silent or, under the priority policy, one of a lower priority; it joins in a later plan, since nobody joins
+in a plan that preempted.
 """
 
 from services.scheduler.core.forecast import has_future
@@ -29,7 +29,7 @@ def admit_waiting(state: State, draft: Draft, now: int, before: Run | None = Non
     for sequence in state.waiting.candidates():
         if draft.budget <= 0 or (before is not None and precedence(sequence) > precedence(before.sequence)):
             return
-        if not state.has_credit(sequence):
+        if not state.has_credit(sequence) or not state.constraints.is_ready(sequence):
             continue
         if sequence.late or (sequence.swapped is not None and not sequence.swapped.is_there):
             return  # its tokens in flight, or its copy, arrive first

@@ -55,8 +55,9 @@ def _hold_back(state: State, is_held: Callable[[Run], bool]) -> None:
 
 
 def _suspect(state: State) -> Sequence | None:
-    """The sequence that must run alone now, if any: blamed twice, first in order among those with credit."""
-    suspects = [s for s in state.suspects if s.blame >= BLAME_ALONE and state.has_credit(s)]
+    """The sequence that must run alone now, if any: blamed twice, first in order among those that could."""
+    blamed = [s for s in state.suspects if s.blame >= BLAME_ALONE]
+    suspects = [s for s in blamed if state.has_credit(s) and state.constraints.is_ready(s)]
     return min(suspects, key=state.policy.precedence) if suspects else None
 
 

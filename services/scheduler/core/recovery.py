@@ -59,6 +59,9 @@ def lose_executor(state: State, instance: int, now: int) -> None:
     for sequence in state.waiting:
         state.drop_swapped(sequence)
     state.pending_ops.clear()  # nobody is left to retire the slots
+    for sequence in state.constraints.lose_executor():
+        ending = FinishReason.FAILED, FailureReason.CONSTRAINT_INVALID, "executors died while they compiled it"
+        state.finish(sequence, now, ending)
     state.instance = 0
     state.is_open = False
 
@@ -114,6 +117,7 @@ def _adopt(state: State, ready: Ready, now: int) -> None:
         ready.max_rows,
         ready.num_host_blocks,
         ready.card.context_length,
+        frozenset(ready.card.eos_token_ids),
     )
     state.set_pool(ready.num_blocks, ready.block_size)
     state.free_slots = list(range(ready.max_rows, 0, -1))

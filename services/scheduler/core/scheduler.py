@@ -16,12 +16,14 @@ from services.scheduler.core.report import load_of
 from services.scheduler.core.sequence import Request
 from services.scheduler.core.state import STOP, Limits, State
 from services.wire.messages import (
+    ConstraintMessage,
     Credit,
     FailureReason,
     FinishReason,
     Hello,
     Identity,
     Load,
+    Prepared,
     Ready,
     Refused,
     StepPlan,
@@ -109,6 +111,16 @@ class Scheduler:
             return fail_step(self.state, result.step, result.detail, now)
         absorb_step(self.state, result, now)
         return None
+
+    def prepared(self, answer: Prepared, now: int) -> None:
+        """The executor has compiled a constraint, or says why it cannot: then every call that asks for it ends."""
+        ending = FinishReason.FAILED, FailureReason.CONSTRAINT_INVALID, answer.detail
+        for sequence in self.state.constraints.answer(answer):
+            self.state.finish(sequence, now, ending)
+
+    def take_constraints(self) -> list[ConstraintMessage]:
+        """What the executor is to prepare, or to release, since the last call; nothing while there is none."""
+        return self.state.constraints.take_messages() if self.state.is_open else []
 
     def take_batch(self) -> TokenBatch | None:
         """What the text side must hear since the last call, or None."""

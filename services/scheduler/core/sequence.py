@@ -13,7 +13,16 @@ as `late`.
 
 from array import array
 
-from services.wire.messages import CopyDirection, FinishReason, Identity, Output, Sampling, SequenceKey, Stopping
+from services.wire.messages import (
+    Constraint,
+    CopyDirection,
+    FinishReason,
+    Identity,
+    Output,
+    Sampling,
+    SequenceKey,
+    Stopping,
+)
 
 
 class Tenant:
@@ -48,6 +57,7 @@ class Sequence:
         "blame",
         "cache_root",
         "chain",
+        "constraint",
         "finish",
         "key",
         "late",
@@ -81,6 +91,7 @@ class Sequence:
         self.tokens = tokens
         self.num_prompt_tokens = len(tokens)
         self.sampling, self.stopping, self.output = asks
+        self.constraint: Constraint | None = None  # what its output must be; see constraints.py
         # Prompt tokens whose log-probabilities are told, or not wanted; the first has none.
         self.num_scored = len(tokens) if self.sampling.prompt_logprobs is None else 1
         self.stop_token_ids: frozenset[int] = frozenset()
@@ -111,6 +122,11 @@ class Sequence:
     def is_scored(self) -> bool:
         """Whether nothing is left to be told of the prompt."""
         return self.num_scored >= self.num_prompt_tokens
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a new slot must be told of all known tokens."""
+        return self.sampling.needs_history or self.constraint is not None
 
 
 class Copy:

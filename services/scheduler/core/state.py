@@ -11,6 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from services.scheduler.core.constraints import Constraints
 from services.scheduler.core.credit import Credits
 from services.scheduler.core.learning import CopyTime, OutputLength, StepTime
 from services.scheduler.core.outbox import Outbox
@@ -45,6 +46,7 @@ class Limits(Struct, frozen=True):
     forecast: bool = True  # look at block usage to come before anybody joins
     prefill_quantum: int = 0  # tokens of each step that decode rows leave to prefill
     inter_token_us: int = 0  # target for the time of a step with decode rows; 0 = none
+    max_preparing: int = 8  # constraints being compiled at once
     head_start: int = 0  # fair: prompt tokens that a tenant back from idleness may be behind the least served
 
 
@@ -56,6 +58,7 @@ class Capacity(Struct, frozen=True):
     max_rows: int
     num_host_blocks: int
     context_length: int
+    eos_token_ids: frozenset[int] = frozenset()
 
 
 class Counters(Struct):
@@ -90,6 +93,7 @@ class State:
         self.suspects: dict[Sequence, None] = {}  # sequences with blame
         self.pending_ops: list[Op] = []
         self.outbox = Outbox()
+        self.constraints = Constraints(limits.max_preparing)
         self.credits = Credits(limits.max_unread)
         self.drain_rate = DrainRate()
         self.counters = Counters()
@@ -109,8 +113,7 @@ class State:
         self.free_slots: list[int] = []
         self.generation = 0
         self.num_arrivals = 0
-        self.epoch = 0
-        self.instance = 0
+        self.epoch = self.instance = 0
         self.is_open = False  # the executor has answered this epoch's Hello
         self.is_paused = False
         self.is_draining = False
@@ -144,7 +147,8 @@ class State:
                 sampling=sequence.sampling,
                 seed=sequence.seed,
                 num_prompt_tokens=sequence.num_prompt_tokens,
-                known_tokens=sequence.tokens.tobytes() if sequence.sampling.needs_history else b"",
+                known_tokens=sequence.tokens.tobytes() if sequence.needs_history else b"",
+                constraint=self.constraints.number(sequence),
             )
         )
         return run
@@ -265,6 +269,7 @@ class State:
     ) -> None:
         """The last mention of a sequence that holds nothing."""
         sequence.finish = ending[0]
+        self.constraints.leave(sequence)
         self.suspects.pop(sequence, None)
         self.outbox.close(sequence, now, ending, retry_after_ms, matched_token)
         self.tenants.leave(sequence.tenant)

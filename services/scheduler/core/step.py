@@ -12,6 +12,7 @@ from services.wire.messages import AppendBlocks, CopyBlocks, CopyDirection, Op, 
 NO_NUMBER = 0  # of a copy that is not reported: it is over when its step is
 _SAMPLE = int(RowFlag.SAMPLE | RowFlag.LAST_CHUNK)
 _FUTURE = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
+_MASKED = int(RowFlag.MASKED)
 
 
 class StepRecord:
@@ -93,6 +94,8 @@ class Draft:
         flags = _FUTURE if is_future else _SAMPLE if samples else 0
         if not run.sequence.is_scored and position < run.sequence.num_prompt_tokens:
             flags |= RowFlag.PROMPT_LOGPROBS
+        if run.sequence.constraint is not None:
+            flags |= _MASKED
         self._flags.append(flags)
         self.scored.append(min(position + count, run.sequence.num_prompt_tokens))
         self.added.append((run, count))

@@ -32,10 +32,11 @@ class FailureReason(IntEnum):
     DUPLICATE = 6  # a live request has this id
     POISONED_ROW = 7  # the row's logits were not finite, or its token was no token
     STEP_FAILED = 8  # every step with this sequence failed
-    CONSTRAINT_FAILED = 9  # structured output reached a dead end
+    CONSTRAINT_FAILED = 9  # structured output reached a dead end, or takes more work than is allowed
     ENGINE_DEAD = 10  # a service is gone
     DRAINING = 11  # no new work is taken
     SLOW_READER = 12  # the client stopped reading
+    CONSTRAINT_INVALID = 13  # the constraint does not compile, or is larger than is allowed
 
 
 class Identity(Struct, frozen=True, array_like=True, gc=False):
@@ -97,6 +98,7 @@ class Sampling(Struct, frozen=True, array_like=True, gc=False):
     allowed_token_ids: bytes = b""  # column; empty = all
     bad_words: tuple[bytes, ...] = ()  # columns of token ids
     constraint: Constraint | None = None
+    ignore_eos: bool = False  # with a constraint: the ends of a text are masked while anything else may follow
 
     @property
     def needs_history(self) -> bool:

@@ -5,7 +5,7 @@ from enum import IntEnum, IntFlag
 from msgspec import Struct
 
 from services.wire.messages.front import ModelCard
-from services.wire.messages.requests import FailureReason, Sampling
+from services.wire.messages.requests import Constraint, FailureReason, Sampling
 
 # scheduler -> executor --------------------------------------------------------------------------------------------
 
@@ -17,7 +17,10 @@ class Hello(Struct, frozen=True, array_like=True, gc=False, tag=0):
 
 
 class SlotInit(Struct, frozen=True, array_like=True, gc=False, tag=0):
-    """A slot begins a generation with an empty block table. known_tokens: only when sampling needs the history."""
+    """A slot begins a generation with an empty block table. known_tokens: only when sampling needs the history.
+
+    constraint: the number of the Prepare that its tokens follow; 0 for none.
+    """
 
     slot: int
     generation: int
@@ -25,6 +28,7 @@ class SlotInit(Struct, frozen=True, array_like=True, gc=False, tag=0):
     seed: int
     num_prompt_tokens: int
     known_tokens: bytes = b""  # column: prompt and acknowledged outputs
+    constraint: int = 0
 
 
 class SlotRetire(Struct, frozen=True, array_like=True, gc=False, tag=1):
@@ -62,7 +66,7 @@ class RowFlag(IntFlag):
     SAMPLE = 1  # the row's last token is sampled from
     FUTURE_INPUT = 2  # the one input is last_token[slot]
     LAST_CHUNK = 4  # the row reaches the end of the known tokens
-    MASKED = 8  # structured output
+    MASKED = 8  # structured output: the slot's constraint says which tokens may be drawn
     PROMPT_LOGPROBS = 16
 
 
@@ -70,9 +74,9 @@ class StepPlan(Struct, frozen=True, array_like=True, gc=False, tag=1):
     """One step: ops in order, then rows, sent as a difference from the step before it in this epoch.
 
     The rows are those of the last step in their order, minus the dropped (indices into them), each one position on
-    with count 1 and flags SAMPLE | FUTURE_INPUT; then the added, whose columns have one entry a row. host_tokens
-    holds the inputs of every added row that is not FUTURE_INPUT, concatenated. The first plan of an epoch has no
-    last step: its baseline is empty. A plan may hold ops and no rows; the next one's baseline is then empty.
+    with count 1 and flags SAMPLE | FUTURE_INPUT, and MASKED where it was; then the added, whose columns have one entry
+    a row. host_tokens holds the inputs of every added row that is not FUTURE_INPUT, concatenated. The first plan of an
+    epoch has no last step: its baseline is empty. A plan may hold ops and no rows; the next one's is then empty.
     """
 
     epoch: int
@@ -93,8 +97,26 @@ class SetExecutorLog(Struct, frozen=True, array_like=True, gc=False, tag=2):
     level: str
 
 
+class Prepare(Struct, frozen=True, array_like=True, gc=False, tag=3):
+    """Compile a constraint beside the steps; the answer is Prepared, whenever it is there.
+
+    number: the scheduler's, from 1 on, never used twice. Of no epoch: it outlives a failed step, and ends with a
+    Release or with the executor.
+    """
+
+    number: int
+    constraint: Constraint
+
+
+class Release(Struct, frozen=True, array_like=True, gc=False, tag=4):
+    """No slot will be initialised with this constraint, which was Prepared, any more."""
+
+    number: int
+
+
 StepMessage = Hello | StepPlan
-PlanMessage = StepMessage | SetExecutorLog
+ConstraintMessage = Prepare | Release
+PlanMessage = StepMessage | ConstraintMessage | SetExecutorLog
 
 
 # executor -> scheduler --------------------------------------------------------------------------------------------
@@ -162,4 +184,11 @@ class StepResult(Struct, frozen=True, array_like=True, gc=False, tag=1):
     detail: str = ""
 
 
-ResultMessage = Ready | StepResult
+class Prepared(Struct, frozen=True, array_like=True, gc=False, tag=2):
+    """A constraint may be used from now on, or `detail` says why it never can."""
+
+    number: int
+    detail: str = ""
+
+
+ResultMessage = Ready | StepResult | Prepared

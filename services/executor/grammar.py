@@ -1,0 +1,191 @@
+"""Constraints as llguidance compiles them: the one file that knows the library.
+
+A Constraint becomes a Grammar, a Grammar starts a Matcher for each text, and a Matcher says which tokens may follow.
+Nothing here keeps a thread or a cache; every call that takes time releases the GIL while it does. A matcher shares the
+lexer of its grammar, whose states are worked out once for all texts; one that reached the lexer's bounds is worn, and
+what goes on after that shares nothing. Where bytes are forced, the mask allows the model's own spelling of them alone.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+
+from services.executor.batch import I32
+from services.runtime.settings import ExecutorSettings
+from services.wire.messages import Constraint, ConstraintKind
+
+_ANY_OBJECT = '{"type": "object"}'
+_DEAD_END = "NoExtensionBias"  # the library's name for it
+_WITHHELD = "<non-verbose/>"  # what it writes in place of the text and the state
+
+
+class GrammarError(ValueError):
+    """A constraint that cannot be compiled, or not within the limits; the text is for its user."""
+
+
+class Vocabulary(Protocol):
+    """What a tokenizer must tell: services/tokenizer's does."""
+
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+    def is_special(self, token_id: int) -> bool: ...
+    def encode(self, text: str, parse_special: bool) -> list[int]: ...
+
+
+class Matcher:
+    """How far one text has come. is_dead_end: nothing may follow; otherwise, where it failed, it was too much work."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+        self.is_dead_end = False
+
+    def follow(self, tokens: Sequence[int], bits: I32) -> str:
+        """Take in tokens, then set the bits [words] of those that may follow. Returns "", or why none is known."""
+        is_accepted = self._matcher.consume_tokens(list(tokens))
+        if is_accepted:
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if is_accepted and not self._matcher.is_error():
+            return ""
+        self.is_dead_end = self._matcher.stop_reason() == _DEAD_END
+        return "no token may follow" if self.is_dead_end else _readable(self._matcher.get_error())
+
+
+class Grammar:
+    """A compiled constraint. vocab_size: how many tokens its masks tell of; a model may have rows for more, which are
+    never allowed. is_worn: its lexer is at its bounds, whatever the text."""
+
+    def __init__(self, compile_anew: Callable[[], LLMatcher], vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._compile_anew = compile_anew
+        self._first = compile_anew()
+        self.is_worn = False
+        if self._first.is_error():
+            raise GrammarError(_readable(self._first.get_error()))
+
+    def start(self) -> Matcher:
+        """A matcher at the beginning of a text, on the shared lexer."""
+        return Matcher(self._first.deep_copy())
+
+    def start_alone(self) -> Matcher:
+        """The same, compiled anew, so that it takes the time of a compilation and shares nothing."""
+        return Matcher(self._compile_anew())
+
+
+class Compiler:
+    """Compiles within the limits of the settings. load: the model's vocabulary, read when it is first needed."""
+
+    def __init__(self, settings: ExecutorSettings, load: Callable[[], Vocabulary]) -> None:
+        self._limits = limits_from(settings)
+        self._load = load
+        self._tokenizer: LLTokenizer | None = None
+
+    def __call__(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint; raises GrammarError."""
+        text = grammar_text(constraint)
+        if self._tokenizer is None:
+            self._tokenizer = Spelling(self._load()).tokenizer()
+        tokenizer = self._tokenizer
+        return Grammar(lambda: LLMatcher(tokenizer, text, log_level=0, limits=self._limits), tokenizer.vocab_size)
+
+
+class Checker:
+    """In a Compiler's place where tokens are given and nothing is matched: constraints are judged all the same."""
+
+    def __init__(self, settings: ExecutorSettings) -> None:
+        self._limits = limits_from(settings)
+
+    def __call__(self, constraint: Constraint) -> None:
+        """Raises GrammarError."""
+        error = LLMatcher.validate_grammar(grammar_text(constraint), limits=self._limits)
+        if error:
+            raise GrammarError(_readable(error))
+
+
+class Spelling:
+    """A vocabulary as llguidance wants it, and how text that is forced is cut into tokens."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        ids = range(vocabulary.vocab_size)
+        self.tokens = [vocabulary.token_bytes(token_id) for token_id in ids]
+        self.special_token_ids = [token_id for token_id in ids if vocabulary.is_special(token_id)]
+        self.eos_token_id = vocabulary.eos_token_ids[0]
+        self.bos_token_id = None
+        self._tokenizer: LLTokenizer | None = None
+
+    def tokenizer(self) -> LLTokenizer:
+        """What grammars are compiled with; any of the model's ends may follow a text that is complete."""
+        ends = list(self._vocabulary.eos_token_ids)
+        slices = LLTokenizer.json_slices()
+        self._tokenizer = LLTokenizer(TokenizerWrapper(self), eos_token=ends, slices=slices)
+        return self._tokenizer
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        """The tokens that stand for exactly these bytes, the model's own choice first; none if there are none: bytes
+        may have no token, and a tokenizer that normalizes changes others."""
+        raw = text.encode() if isinstance(text, str) else text
+        text = raw.decode()
+        token_ids = self._vocabulary.encode(text, parse_special=False)
+        if self._bytes_of(token_ids) != raw and self._tokenizer is not None:
+            token_ids = self._tokenizer.greedy_tokenize(text)
+        return token_ids if self._bytes_of(token_ids) == raw else []
+
+    def _bytes_of(self, token_ids: list[int]) -> bytes:
+        return b"".join(self.tokens[token_id] for token_id in token_ids)
+
+
+def limits_from(settings: ExecutorSettings) -> LLParserLimits:
+    """The bounds on compiling and on masks."""
+    return LLParserLimits(
+        initial_lexer_fuel=settings.constraint_compile_work,
+        step_lexer_fuel=settings.constraint_mask_work,
+        max_lexer_states=settings.constraint_states,
+        max_grammar_size=settings.constraint_size,
+        verbose_errors=False,
+    )
+
+
+def grammar_text(constraint: Constraint) -> str:
+    """The constraint in the library's own form; raises GrammarError for what cannot be read."""
+    try:
+        match constraint.kind:
+            case ConstraintKind.JSON_SCHEMA:
+                return _of_schema(constraint.source)
+            case ConstraintKind.JSON_OBJECT:
+                return _of_schema(_ANY_OBJECT)
+            case ConstraintKind.REGEX:
+                return LLMatcher.grammar_from_regex(constraint.source)
+            case ConstraintKind.CHOICE:
+                texts = json.loads(constraint.source)
+                return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+            case ConstraintKind.GRAMMAR:
+                return grammar_from("grammar", constraint.source)
+    except ValueError as error:
+        raise GrammarError(str(error)) from error
+
+
+def _of_schema(source: str) -> str:
+    """True allows every value, as the empty schema does.
+
+    One blank may follow a comma or a colon, and no whitespace stands anywhere else: no text goes on for ever with it.
+    """
+    schema = "{}" if source.strip() == "true" else source
+    return LLMatcher.grammar_from_json_schema(
+        schema,
+        overrides={
+            "item_separator": ", ?",
+            "key_separator": ": ?",
+            "whitespace_flexible": False,
+            "whitespace_pattern": None,
+            "coerce_one_of": False,
+            "lenient": False,
+        },
+    )
+
+
+def _readable(error: str) -> str:
+    return error.replace(_WITHHELD, "").strip()
