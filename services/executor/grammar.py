@@ -17,7 +17,7 @@ from services.runtime.settings import ExecutorSettings
 from services.wire.messages import Constraint, ConstraintKind
 
 _ANY_OBJECT = '{"type": "object"}'
-_DEAD_END = "NoExtensionBias"  # the library's name for it
+_DEAD_END = "NoExtensionBias"  # what the library says of it
 _WITHHELD = "<non-verbose/>"  # what it writes in place of the text and the state
 
 
@@ -28,9 +28,10 @@ class GrammarError(ValueError):
 class Vocabulary(Protocol):
     """What a tokenizer must tell: services/tokenizer's does."""
 
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
     def token_bytes(self, token_id: int) -> bytes: ...
     def is_special(self, token_id: int) -> bool: ...
     def encode(self, text: str, parse_special: bool) -> list[int]: ...
@@ -45,13 +46,16 @@ class Matcher:
 
     def follow(self, tokens: Sequence[int], bits: I32) -> str:
         """Take in tokens, then set the bits [words] of those that may follow. Returns "", or why none is known."""
-        is_accepted = self._matcher.consume_tokens(list(tokens))
+        # What is drawn after the end of a text, by steps that were planned before it was known, is thrown away.
+        has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
+        is_accepted = has_ended or self._matcher.consume_tokens(list(tokens))
         if is_accepted:
             self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if is_accepted and not self._matcher.is_error():
             return ""
-        self.is_dead_end = self._matcher.stop_reason() == _DEAD_END
-        return "no token may follow" if self.is_dead_end else _readable(self._matcher.get_error())
+        error = _readable(self._matcher.get_error())
+        self.is_dead_end = error == _DEAD_END
+        return "no token may follow" if self.is_dead_end else error
 
 
 class Grammar:
