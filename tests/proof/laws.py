@@ -183,6 +183,7 @@ class LawfulRig(Rig):
             "steps": state.counters.num_steps,
             "tokens": state.counters.num_output_tokens,
             "cached": state.counters.num_cached_tokens,
+            "forks": state.counters.num_forks,
             "preemptions": state.counters.num_preemptions,
             "copies": state.num_copies,
             "epochs": state.epoch,

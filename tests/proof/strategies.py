@@ -67,7 +67,7 @@ asks = st.builds(
     tail=st.lists(st.integers(2, 4), min_size=1, max_size=6).map(tuple),
     max_tokens=st.integers(1, 30),
     seed=st.integers(0, 2),
-    n=st.sampled_from([1, 1, 1, 2, 3]),
+    n=st.sampled_from([1, 1, 1, 2, 3, 4]),
     priority=st.integers(-1, 2),
     tenant=st.sampled_from(["x", "y", "z"]),
     gateway=st.sampled_from(GATEWAYS),

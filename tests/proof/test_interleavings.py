@@ -162,6 +162,10 @@ TRIO = (
     submit_message("b", SHARED, max_tokens=4, seed=1, priority=1, tenant="t"),
     submit_message("c", [3], max_tokens=5, stop_ids=(alone((3,), 0, 2)[1],), priority=2),
 )
+SAMPLES = (
+    submit_message("a", SHARED, max_tokens=3, n=2),
+    submit_message("b", [*SHARED, 9], max_tokens=2, n=2, stop_ids=(alone((*SHARED, 9), 0, 1)[0],)),
+)
 PLAIN = World(limits(depth=2, token_budget=8, chunk_size=4, max_num_seqs=3, max_unread=1), FCFS, TRIO)
 SWAPPING = World(
     limits(depth=2, token_budget=8, chunk_size=8, max_num_seqs=3, max_unread=1, preemption="swap"),
@@ -173,6 +177,16 @@ SWAPPING = World(
 WORLDS = {
     "plain": PLAIN,
     "swap": SWAPPING,
+    "samples": World(
+        limits(depth=2, token_budget=8, chunk_size=4, max_num_seqs=3, max_unread=1, prefix_cache=False), FCFS, SAMPLES
+    ),
+    "samples, swap": World(
+        limits(depth=2, token_budget=8, chunk_size=8, max_num_seqs=3, max_unread=1, preemption="swap"),
+        FCFS,
+        SAMPLES,
+        num_host_blocks=8,
+        copy_lag=1,
+    ),
     "depth 1": World(limits(depth=1, token_budget=3, chunk_size=3, max_num_seqs=2, max_unread=1), FCFS, TRIO),
     "depth 3": World(limits(depth=3, token_budget=8, chunk_size=4, max_num_seqs=3, max_unread=2), FCFS, TRIO),
     "priority": World(limits(depth=2, token_budget=4, chunk_size=4, max_num_seqs=2, max_unread=1), priority(1), TRIO),
@@ -187,6 +201,10 @@ def test_every_order_of_four_events_among_three_requests() -> None:
 
 def test_every_order_of_four_events_from_the_beginning() -> None:
     assert WORLDS["plain"].explore(4) > 100
+
+
+def test_every_order_of_four_events_among_samples() -> None:
+    assert WORLDS["samples"].explore(4, num_asked=2) > 100
 
 
 @pytest.mark.soak

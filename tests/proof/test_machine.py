@@ -202,7 +202,7 @@ def prove(num_examples: int, num_events: int, seed: int | None = None) -> Counte
 
 
 def assert_hard(seen: Counter[str]) -> None:
-    assert all(seen[what] for what in ("tokens", "cached", "preemptions", "copies", "epochs")), (
+    assert all(seen[what] for what in ("tokens", "cached", "forks", "preemptions", "copies", "epochs")), (
         "the examples are too easy"
     )
 
