@@ -8,7 +8,7 @@ import msgspec
 from services.runtime.settings import ServerSettings
 
 # Of the gateway's own settings those that are numbers are told, and these; whatever else there is may be a secret.
-TOLD_TEXTS = frozenset({"name", "listen", "admin_listen", "metrics_listen"})
+TOLD_TEXTS = frozenset({"name", "listen", "admin_listen", "metrics_listen", "otlp_endpoint"})
 
 
 def about(settings: ServerSettings) -> Mapping[str, str]:

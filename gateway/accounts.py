@@ -31,6 +31,7 @@ Context = grpc.aio.ServicerContext[bytes, Message]
 
 OK = "OK"
 ABORTED = "abort"
+GENERATION_METHODS = frozenset({"Generate", "StreamGenerate", "Chat", "StreamChat"})
 FINISHES = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.CANCELLED: ABORTED}
 TRACE_KEYS = ("traceparent", "tracestate")
 # gRPC ends a call at its deadline a moment before or after this process would.
@@ -76,6 +77,11 @@ class Record:
     traceparent: str
     tracestate: str
     generation: Generation | None  # None for other calls, and for those refused before they were open
+
+    @property
+    def is_generation(self) -> bool:
+        """Whether it asked for text, also when it was refused before it was open."""
+        return self.method in GENERATION_METHODS
 
     def ttft_s(self) -> float | None:
         """From the arrival to the first token."""

@@ -35,8 +35,6 @@ SECONDS = {
 }
 SIZES = ("tandem_call_prompt_tokens", "tandem_call_output_tokens", "tandem_call_max_tokens", "tandem_call_sequences")
 FINISHED_REASONS = ("stop", "length", "abort", "error")
-# Calls of these are judged also when they were refused before they were open.
-GENERATION_METHODS = frozenset({"Generate", "StreamGenerate", "Chat", "StreamChat"})
 # Labels of vLLM's that single engines have, and that dashboards ask for.
 ENGINE = "0"
 US = 1e-6
@@ -58,11 +56,10 @@ class Metrics:
         """A call is over."""
         self._calls[f"{record.service}/{record.method}", record.code, record.reason] += 1
         done = record.generation
+        if record.is_generation:
+            self.goodput.judge(record)
         if done is None:
-            if record.method in GENERATION_METHODS:
-                self.goodput.judge(record)
             return
-        self.goodput.judge(record)
         self._finished.update(done.finishes)
         self._count("call_prompt_tokens", done.num_prompt_tokens)
         self._count("call_sequences", done.n)

@@ -3,7 +3,9 @@
 One place that starts and stops it all, so that the server need not know the parts. Knows no client.
 """
 
+import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from gateway.accounts import Accounts, log_record
 from gateway.admin import Admin
@@ -12,6 +14,13 @@ from gateway.exposition import Exposition
 from gateway.health import Health
 from gateway.metrics import Metrics
 from gateway.service import Gateway
+from services.runtime.settings import GatewaySettings
+
+if TYPE_CHECKING:
+    from gateway.tracing import Tracing
+
+# The last spans may take so long to leave; a collector that is gone must not hold a server up.
+SPANS_LEAVE_S = 1.0
 
 
 class Operations:
@@ -24,6 +33,9 @@ class Operations:
         self.metrics = Metrics(gateway, gateway.settings)
         self._exposition = Exposition(self.metrics.families)
         self.accounts = Accounts(gateway.clock, [log_record, self.metrics.observe])
+        self._tracing = _tracing(gateway.settings) if gateway.settings.otlp_endpoint else None
+        if self._tracing is not None:
+            self.accounts.observers.append(self._tracing.observe)
         self.metrics_address = ""
 
     @property
@@ -47,3 +59,11 @@ class Operations:
         """Close everything; streams that go on are cut after grace_s."""
         await self._admin.stop(grace_s)
         await self._exposition.stop()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close, SPANS_LEAVE_S)
+
+
+def _tracing(settings: GatewaySettings) -> "Tracing":
+    from gateway.tracing import exporting  # noqa: PLC0415  # an extra, and heavy: only where it is wanted
+
+    return exporting(settings)

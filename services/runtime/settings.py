@@ -149,6 +149,8 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     goodput_ttft_ms: Duration = 1000.0  # a good call has its first token within this; 0 = whenever
     goodput_itl_ms: Duration = 100.0  # and so long between its tokens at most, on average; 0 = however long
     goodput_window: Positive = 1000  # calls that the goodput ratio is over
+    otlp_endpoint: str = ""  # collector of OpenTelemetry spans, such as http://127.0.0.1:4317; empty for no tracing
+    trace_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # share of calls traced that bring no decision of their own
     order_timeout_s: Seconds = 5.0  # how long the scheduler may take to answer an operator's order
     max_load_watchers: Count = 16  # streams of WatchLoad open at once
     tls_certificate: str = ""  # PEM file, leaf first; with tls_key it makes TLS of every host:port

@@ -106,7 +106,7 @@ def test_no_import_goes_in_a_circle() -> None:
         ("services.scheduler.__main__", "torch numpy grpc google tokenizers gguf jinja2 typer"),
         ("services.detokenizer.__main__", "torch grpc google typer"),
         ("services.executor.__main__", "torch grpc google tokenizers jinja2 typer"),
-        ("gateway.__main__", "torch typer smg_grpc_proto gateway.vllm"),
+        ("gateway.__main__", "torch typer smg_grpc_proto gateway.vllm opentelemetry gateway.tracing"),
         ("tandem", "zmq torch tokenizers gguf services"),
         ("tandem.cli", "torch matplotlib tokenizers gguf gateway services.scheduler.service services.executor"),
     ],
