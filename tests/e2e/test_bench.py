@@ -10,14 +10,20 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tandem.cli import app
+from tests.e2e.processes import Settings
 from tests.e2e.serving import serving
 
-FAST_DEVICE = {"backend": "simulated", "step_fixed_us": 2000.0}
+SETTINGS: Settings = {
+    "executor": {"backend": "simulated", "step_fixed_us": 2000.0},
+    "scheduler": {"max_num_seqs": 4, "max_waiting": 4},
+    "gateway": {"listen": "127.0.0.1:0"},
+    "links": {"death_s": 30.0},
+}
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving({"executor": FAST_DEVICE, "scheduler": {"max_num_seqs": 4, "max_waiting": 4}}) as server:
+    with serving(SETTINGS) as server:
         yield server.address
 
 
