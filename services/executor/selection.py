@@ -8,11 +8,15 @@ equal scores the lower id goes first.
 import math
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from services.executor.batch import F32, I64
 
 _BLOCK = 64
+_SMALL_BLOCK = 8
+_BLOCKS_A_TOKEN = 4  # blocks that there must be for each token wanted, or smaller ones are looked at
+_NO_KEY = np.iinfo(np.int64).max
 NO_TOKEN = -1
 
 
@@ -43,27 +47,54 @@ class Ranking:
         bounds = self._bounds(rows, counts)
         own, block = np.nonzero(self._peaks[rows] >= bounds[:, None])
         found = self._blocks[rows[own], block]
-        hit, place = np.nonzero(found >= bounds[own][:, None])
-        own, ids, scores = own[hit], block[hit] * self.block_size + place, found[hit, place]
-        order = np.lexsort((-scores, own))  # stable: ids rise within equal scores
-        first = np.searchsorted(own, np.arange(len(rows)))
-        rank = np.arange(len(own)) - first[own]
-        listed = rank < counts[own]
-        shape = len(rows), int(counts.max(initial=0))
-        top_scores = np.full(shape, -np.inf, np.float32)
-        top_ids = np.full(shape, NO_TOKEN, np.int64)
-        top_scores[own[listed], rank[listed]] = scores[order][listed]
-        top_ids[own[listed], rank[listed]] = ids[order][listed]
-        return top_scores, top_ids
+        hits = np.flatnonzero(found >= bounds[own, None])
+        hit = hits // self.block_size
+        keys = _keys(found.reshape(-1)[hits], block[hit] * self.block_size + hits % self.block_size)
+        lengths = np.bincount(own[hit], minlength=len(rows))
+        width = int(counts.max(initial=0))
+        listed = np.full((len(rows), max(width, int(lengths.max(initial=0)))), _NO_KEY)
+        listed[np.arange(listed.shape[1]) < lengths[:, None]] = keys  # both go row by row
+        listed.sort(axis=1)
+        listed = listed[:, :width]
+        listed[np.arange(width) >= counts[:, None]] = _NO_KEY
+        return _decode(listed)
 
     def _bounds(self, rows: I64, counts: I64) -> F32:
-        """[rows] a score that at least counts[i] tokens of the row reach, or all that are not banned."""
-        bounds = np.empty(len(rows), np.float32)
-        num_blocks = self._peaks.shape[1]
-        by_peaks = counts <= num_blocks
-        peaks = np.sort(self._peaks[rows[by_peaks]], axis=1)
-        bounds[by_peaks] = peaks[np.arange(len(peaks)), num_blocks - np.maximum(counts[by_peaks], 1)]
-        for index in np.flatnonzero(~by_peaks):
-            place = max(self.vocab_size - int(counts[index]), 0)
-            bounds[index] = np.partition(self._blocks[rows[index]].reshape(-1), place)[place]
+        """[rows] a score that at least counts[i] tokens of the row reach, or all that are not banned.
+
+        The more blocks there are to a token wanted, the fewer tokens beyond the wanted reach it.
+        """
+        bounds = np.full(len(rows), np.inf, np.float32)
+        left = counts > 0
+        for size in dict.fromkeys((self.block_size, math.gcd(self.vocab_size, _SMALL_BLOCK), 1)):
+            num_blocks = self.vocab_size // size
+            chosen = np.flatnonzero(left & (counts * _BLOCKS_A_TOKEN <= num_blocks if size > 1 else left))
+            if len(chosen):
+                peaks = self._peaks[rows[chosen]] if size == self.block_size else self._peaks_of(rows[chosen], size)
+                place = np.maximum(num_blocks - counts[chosen], 0)
+                peaks.partition(np.unique(place), axis=1)
+                bounds[chosen] = peaks[np.arange(len(chosen)), place]
+                left[chosen] = False
         return np.maximum(bounds, np.finfo(np.float32).min, out=bounds)
+
+    def _peaks_of(self, rows: I64, size: int) -> F32:
+        """[rows, vocab / size] the best score of each so many tokens, which lie apart; a copy."""
+        scores = self.blocks.index_select(0, torch.from_numpy(rows))
+        peaks: F32 = scores.view(len(rows), size, -1).amax(1).numpy()
+        return peaks
+
+
+def _keys(scores: F32, ids: I64) -> I64:
+    """Numbers that rise as scores fall, and with the id between equal scores."""
+    bits = (scores + np.float32(0.0)).view(np.int32)  # no negative zero
+    rising = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+    keys: I64 = (~rising).astype(np.int64) << 32 | ids
+    return keys
+
+
+def _decode(keys: I64) -> tuple[F32, I64]:
+    """The scores and ids of keys; minus infinity and NO_TOKEN for _NO_KEY."""
+    rising = ~(keys >> 32).astype(np.int32)
+    scores = (rising ^ ((rising >> 31) & np.int32(0x7FFFFFFF))).view(np.float32)
+    is_none = keys == _NO_KEY
+    return np.where(is_none, np.float32(-np.inf), scores), np.where(is_none, NO_TOKEN, keys & 0xFFFFFFFF)
