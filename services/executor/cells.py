@@ -7,16 +7,28 @@ before its copy was reported makes wrong content.
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.executor.batch import I32, I64, StepBatch
+from services.executor.batch import I32, I64, Mask, StepBatch
 from services.executor.slots import read_column
 from services.wire.messages import CopyBlocks, CopyDirection, SlotInit
 
 Pool = NDArray[np.generic]  # [blocks, ...]
+
+
+class Drawn(NamedTuple):
+    """One entry for each sampling row. stuck: no token may be drawn, and the row's own means nothing."""
+
+    tokens: I32
+    stuck: Mask
+
+    @classmethod
+    def all(cls, tokens: I32) -> "Drawn":
+        """Nobody is stuck."""
+        return cls(tokens, np.zeros(len(tokens), np.bool_))
 
 
 class Cells(Protocol):
@@ -29,7 +41,7 @@ class Cells(Protocol):
     def init_slot(self, op: SlotInit) -> None:
         """A slot begins a generation."""
 
-    def advance(self, batch: StepBatch, tokens: I64) -> I32:
+    def advance(self, batch: StepBatch, tokens: I64) -> Drawn:
         """Write the cells of tokens [T], then sample one token for each of batch.sampling_rows."""
 
 

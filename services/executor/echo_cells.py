@@ -1,13 +1,14 @@
 """The echo backend's KV: each cell holds its token, and output token i is prompt token i, cyclic.
 
-The prompt is read back through the block table, so cached prefixes, copies and preemption need no special care.
+Whatever a request asks of the sampler, a ban included, changes nothing of that. The prompt is read back through the
+block table, so cached prefixes, copies and preemption need no special care.
 """
 
 import numpy as np
 
 from services.executor.batch import I32, I64, StepBatch
 from services.executor.capacity import Capacity
-from services.executor.cells import Pool, cell_at
+from services.executor.cells import Drawn, Pool, cell_at
 from services.wire.messages import SlotInit
 
 
@@ -29,10 +30,11 @@ class EchoCells:
         """Note where the prompt ends."""
         self._num_prompt_tokens[op.slot] = op.num_prompt_tokens
 
-    def advance(self, batch: StepBatch, tokens: I64) -> I32:
+    def advance(self, batch: StepBatch, tokens: I64) -> Drawn:
         """Write the tokens, then answer each sampling row with its prompt token."""
         self._tokens.reshape(-1)[batch.slot_mapping] = tokens
         rows = batch.sampling_rows
         num_prompt_tokens = self._num_prompt_tokens[batch.slots[rows]]
         index = batch.kv_lens[rows] - num_prompt_tokens
-        return self._tokens.reshape(-1)[cell_at(batch, rows, index % num_prompt_tokens, self._block_size)]
+        echoed = cell_at(batch, rows, index % num_prompt_tokens, self._block_size)
+        return Drawn.all(self._tokens.reshape(-1)[echoed])

@@ -9,7 +9,7 @@ import numpy as np
 from services.executor.backend import NO_ROWS, NO_TOKENS, Outcome
 from services.executor.batch import I32, I64, StepBatch
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
-from services.executor.cells import Cells, Copies
+from services.executor.cells import Cells, Copies, Drawn
 from services.executor.echo_cells import EchoCells
 from services.executor.hash_cells import HashCells
 from services.executor.timeline import Timeline
@@ -48,7 +48,7 @@ class SimulatedBackend:
         self._copies.finish()
 
     def init_slot(self, op: SlotInit) -> None:
-        """A slot begins a generation. Tokens are given, so every sampling is honoured in the same way."""
+        """A slot begins a generation. What is honoured of its sampling is for the cells."""
         self._last_token[op.slot] = CONSUMED if self._is_debug else 0
         self._num_prompt_tokens[op.slot] = op.num_prompt_tokens
         self._wants_logprobs[op.slot] = op.sampling.logprobs is not None
@@ -66,18 +66,19 @@ class SimulatedBackend:
 
     def run(self, batch: StepBatch) -> Outcome:
         """Compute at once, then let the step's time pass."""
-        tokens = self._advance(batch) if batch.num_rows else NO_TOKENS
+        drawn = self._advance(batch) if batch.num_rows else Drawn.all(NO_TOKENS)
         ran = self._timeline.pass_step(batch)
         return Outcome(
-            tokens=tokens,
+            tokens=drawn.tokens,
             poisoned=NO_ROWS,
-            logprobs=self._logprobs(batch, tokens),
+            logprobs=self._logprobs(batch, drawn),
             prompt_logprobs=self._prompt_logprobs(batch) if len(batch.prompt_logprob_rows) else None,
             copies_done=self._copies.end_step(must_land=not batch.num_rows),
             ran=ran,
+            stuck=batch.sampling_rows[drawn.stuck],
         )
 
-    def _advance(self, batch: StepBatch) -> I32:
+    def _advance(self, batch: StepBatch) -> Drawn:
         slots = batch.slots[batch.future_rows]
         inputs = batch.token_ids.copy()
         inputs[batch.cu_seqlens_q[batch.future_rows]] = self._last_token[slots]
@@ -85,13 +86,13 @@ class SimulatedBackend:
             if (inputs == CONSUMED).any():
                 raise RuntimeError(f"step {batch.step}: a future token was read twice, or before it was there")
             self._last_token[slots] = CONSUMED
-        tokens = self._cells.advance(batch, inputs)
-        self._last_token[batch.slots[batch.sampling_rows]] = tokens
-        return tokens
+        drawn = self._cells.advance(batch, inputs)
+        self._last_token[batch.slots[batch.sampling_rows]] = drawn.tokens
+        return drawn
 
-    def _logprobs(self, batch: StepBatch, tokens: I32) -> Logprobs | None:
-        wanted = self._wants_logprobs[batch.slots[batch.sampling_rows]]
-        return certain(batch.sampling_rows[wanted], tokens[wanted]) if wanted.any() else None
+    def _logprobs(self, batch: StepBatch, drawn: Drawn) -> Logprobs | None:
+        wanted = self._wants_logprobs[batch.slots[batch.sampling_rows]] & ~drawn.stuck
+        return certain(batch.sampling_rows[wanted], drawn.tokens[wanted]) if wanted.any() else None
 
     def _prompt_logprobs(self, batch: StepBatch) -> Logprobs | None:
         row_of: I64 = np.repeat(np.arange(batch.num_rows), batch.counts)

@@ -13,13 +13,24 @@ from services.scheduler.core.planner import BLAME_ALONE
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.swap import is_copying_out
 from services.wire import columns
-from services.wire.messages import Close, Credit, FailureReason, FinishReason, Refused, SequenceKey, StepPlan, Submit
+from services.wire.messages import (
+    Close,
+    Credit,
+    FailureReason,
+    FinishReason,
+    Refused,
+    Sampling,
+    SequenceKey,
+    StepPlan,
+    Submit,
+)
 from tests.unit.scheduler.rig import Rig
 
-Alone = Callable[[tuple[int, ...], int, int], list[int]]
+Alone = Callable[[tuple[int, ...], int, int, Sampling], list[int]]
 # How a request may fail through no fault of the scheduler.
 FAILURES = {
     FailureReason.POISONED_ROW,
+    FailureReason.CONSTRAINT_FAILED,
     FailureReason.STEP_FAILED,
     FailureReason.DEADLINE,
     FailureReason.DEADLINE_UNREACHABLE,
@@ -29,7 +40,7 @@ FAILURES = {
 
 
 class LawfulRig(Rig):
-    """alone: the tokens of (prompt, seed, count). `expected`: how each sequence ends if nobody interferes."""
+    """alone: the tokens of (prompt, seed, count, sampling). `expected`: how each sequence ends if nobody interferes."""
 
     alone: Alone
     expected: dict[SequenceKey, tuple[list[int], FinishReason]]
@@ -64,7 +75,7 @@ class LawfulRig(Rig):
     def _expect(self, submit: Submit, prompt: tuple[int, ...], index: int) -> tuple[list[int], FinishReason]:
         stopping = submit.stopping
         assert stopping.max_tokens is not None
-        tokens = self.alone(prompt, seed_of_sample(submit.seed, index), stopping.max_tokens)
+        tokens = self.alone(prompt, seed_of_sample(submit.seed, index), stopping.max_tokens, submit.sampling)
         stops = columns.unpack(stopping.stop_token_ids)
         for number, token in enumerate(tokens, 1):
             if token in stops and number > stopping.min_tokens:

@@ -15,16 +15,27 @@ from services.executor.backend import Outcome
 from services.executor.batch import StepBatch
 from services.executor.capacity import Capacity
 from services.executor.core import ExecutorCore
-from services.executor.hash_cells import HashCells, simulated_token
+from services.executor.hash_cells import HashCells, simulated_outputs
 from services.executor.simulated import SimulatedBackend
 from services.executor.timeline import Timeline
 from services.runtime.settings import ExecutorSettings
-from services.wire.messages import CopyBlocks, Hello, ModelCard, Ready, SlotInit, StepPlan, StepResult, StepStatus
+from services.wire.messages import (
+    CopyBlocks,
+    Hello,
+    ModelCard,
+    Ready,
+    Sampling,
+    SlotInit,
+    StepPlan,
+    StepResult,
+    StepStatus,
+)
 from tests.unit.scheduler.rig import Shape
 
 VOCAB = 64
 GARBAGE = np.uint64(0xBAD0_BAD0_BAD0_BAD0)
 INJECTED = "injected"
+PLAIN = Sampling()
 
 
 class FaultyBackend:
@@ -102,9 +113,7 @@ class SimulatedExecutor:
 
 
 @cache
-def alone(prompt: tuple[int, ...], seed: int, count: int) -> list[int]:
-    """What a request gets alone."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(simulated_token(tokens, seed, VOCAB))
-    return tokens[len(prompt) :]
+def alone(prompt: tuple[int, ...], seed: int, count: int, sampling: Sampling = PLAIN) -> list[int]:
+    """What a request gets alone, as far as it gets before it has no token left to draw."""
+    outputs = simulated_outputs(SlotInit(1, 1, sampling, seed, len(prompt)), prompt, count, VOCAB)
+    return [token for token in outputs if token is not None]

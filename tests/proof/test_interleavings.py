@@ -13,7 +13,7 @@ import pytest
 
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, Policy, priority
 from services.scheduler.core.state import Limits
-from services.wire.messages import Identity, SequenceKey, Submit
+from services.wire.messages import Identity, Sampling, SequenceKey, Submit
 from tests.proof.laws import LawfulRig
 from tests.unit.scheduler.executor_model import continuation
 from tests.unit.scheduler.rig import limits, submit_message
@@ -21,7 +21,8 @@ from tests.unit.scheduler.rig import limits, submit_message
 POLICIES = {policy.name: policy for policy in (FCFS, FAIR, STATIC, priority(1))}
 
 
-def alone(prompt: tuple[int, ...], seed: int, count: int) -> list[int]:
+def alone(prompt: tuple[int, ...], seed: int, count: int, sampling: Sampling | None = None) -> list[int]:
+    """The executor model knows no sampling."""
     return continuation(list(prompt), seed, count)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from services.executor.capacity import Capacity
-from services.executor.hash_cells import FIRST_TOKEN, HashCells, simulated_token
+from services.executor.hash_cells import HashCells, simulated_token
+from services.executor.pretended import FIRST_TOKEN
 from services.executor.simulated import SimulatedBackend, open_simulated
 from services.executor.timeline import Timeline
 from services.runtime.settings import ExecutorSettings

@@ -7,13 +7,14 @@ import pytest
 
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, priority
 from services.wire.codec import encode
-from services.wire.messages import FailureReason, FinishReason, Identity, Submit
+from services.wire.messages import FailureReason, FinishReason, Identity, Sampling, Submit
 from tests.proof.laws import LawfulRig
 from tests.unit.scheduler.executor_model import continuation
 from tests.unit.scheduler.rig import Rig, limits, submit_message
 
 
-def alone(prompt: tuple[int, ...], seed: int, count: int) -> list[int]:
+def alone(prompt: tuple[int, ...], seed: int, count: int, sampling: Sampling | None = None) -> list[int]:
+    """The executor model knows no sampling."""
     return continuation(list(prompt), seed, count)
 
 
