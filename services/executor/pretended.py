@@ -40,6 +40,7 @@ def asks_for_more(sampling: Sampling) -> bool:
         min_tokens=sampling.min_tokens,
         stop_token_ids=sampling.stop_token_ids,
         constraint=sampling.constraint,
+        ignore_eos=sampling.ignore_eos,
     )
 
 
