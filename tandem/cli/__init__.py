@@ -1,11 +1,14 @@
-"""The `tandem` command: serve, generate, chat, models, bench. Serve and bench alone are no clients of a server."""
+"""The `tandem` command: serve, generate, chat, models, bench, status, admin.
+
+Serve and bench alone are no clients of a server.
+"""
 
 from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from tandem.cli import knobs
+from tandem.cli import admin, knobs
 from tandem.cli.bench import policies
 from tandem.cli.chat import chat
 from tandem.cli.failures import told
@@ -26,6 +29,8 @@ bench = typer.Typer(invoke_without_command=True, help="Put servers under load, o
 bench.callback()(load)
 bench.command()(policies)
 app.add_typer(bench, name="bench")
+app.command()(admin.status)
+app.add_typer(admin.app, name="admin")
 
 
 @app.command()

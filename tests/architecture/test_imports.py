@@ -25,6 +25,8 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     # One command of the public face starts the server; the rest is a client like any other.
     "tandem.cli.serve": ("services.runtime", "tandem"),
     "tandem.cli.startup": ("services.runtime.settings", "tandem"),
+    # Another finds the server that runs here.
+    "tandem.cli.admin": ("services.runtime", "tandem"),
     # Another runs the scheduler's core over a device that only counts.
     "tandem.cli.bench": ("services.scheduler.virtual", "tandem"),
     "tandem.cli.bench_plots": ("services.scheduler.virtual", "tandem"),
