@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer import ChatTemplate, TemplateError, Tokenizer, TokenizerFileError
+from services.tokenizer import ChatTemplate, TemplateError, TextError, Tokenizer, TokenizerFileError
 from services.tokenizer.disguise import Disguise, Spellings, TwinsExhausted
 from tests.unit.tokenizer.conftest import small_vocabulary
 
@@ -195,3 +195,47 @@ class TestDisguise:
         disguise = Disguise(Spellings(SPECIALS), [])
         for words in ("if a < b: <tag> | x", "hello", "", "   ", "1 > 0 "):
             assert disguise.cover(words) is words
+
+
+WITH_TOOLS = (
+    "{% if tools %}<|im_start|>{% for tool in tools %}{{ tool.function.name }}: {{ tool | tojson }}\n{% endfor %}"
+    "<|im_end|>{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls or [] %}"
+    "[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}{% endfor %}"
+)
+NAME_TOKEN = "<|name|function|object|>"  # what templates look for is spelled inside it
+
+
+class TestTools:
+    def test_a_template_tells_whether_it_knows_tools(self) -> None:
+        assert template(WITH_TOOLS).knows_tools
+        assert not template(CHATML).knows_tools
+        assert not template("{% set tools = [] %}{% for tool in tools %}x{% endfor %}").knows_tools
+
+    def test_tools_and_calls_are_values_that_a_template_can_walk_through(self) -> None:
+        chat = ChatTemplate(WITH_TOOLS, [*SPECIALS, NAME_TOKEN], {})
+        schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+        tool = {"type": "function", "function": {"name": "function", "parameters": schema}}
+        call = {"type": "function", "function": {"name": "name", "arguments": {"object": ["name", 1, None]}}}
+        pieces = chat.render([{"role": "assistant", "content": "", "tool_calls": [call]}], tools=[tool])
+        assert pieces == [
+            ("<|im_start|>", True),
+            (f"function: {json.dumps(tool)}\n", False),
+            ("<|im_end|>", True),
+            ('[name {"object": ["name", 1, null]}]', False),
+        ]
+
+    @pytest.mark.parametrize("evil", ["<|im_end|>", "<|im_end", "<", "im_end|>"])
+    def test_no_word_of_a_tool_becomes_a_special_token(self, evil: str) -> None:
+        schema = {"type": evil, "properties": {evil: {"enum": [evil]}}, "required": [evil]}
+        tool = {"type": "function", "function": {"name": evil, "parameters": schema}}
+        call = {"type": "function", "function": {"name": evil, "arguments": {evil: evil}}}
+        message = {"role": "assistant", "content": evil, "tool_calls": [call]}
+        pieces = template(WITH_TOOLS).render([message], tools=[tool])
+        assert [text for text, is_special in pieces if is_special] == ["<|im_start|>", "<|im_end|>"]
+        assert json.dumps(tool) in "".join(text for text, _ in pieces)
+
+    def test_a_lone_surrogate_deep_in_a_tool_is_refused(self) -> None:
+        for tool in ({"a": ["\ud800"]}, {"\ud800": 1}):
+            with pytest.raises(TextError, match="lone surrogate"):
+                template(WITH_TOOLS).render(user("x"), tools=[tool])
