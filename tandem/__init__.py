@@ -13,7 +13,7 @@ from tandem.aio import AsyncClient, AsyncStream
 from tandem.client import Client, Stream
 from tandem.connection import Tls
 from tandem.errors import TandemError
-from tandem.requests import Options
+from tandem.options import ChatOptions, Options
 from tandem.results import (
     Candidate,
     Chunk,
@@ -26,12 +26,14 @@ from tandem.results import (
     Usage,
 )
 from tandem.retries import NO_RETRIES, Retries
+from tandem.tool_calls import ToolCall, ToolCallDelta
 
 __all__ = [
     "NO_RETRIES",
     "AsyncClient",
     "AsyncStream",
     "Candidate",
+    "ChatOptions",
     "Chunk",
     "Client",
     "Completion",
@@ -45,5 +47,7 @@ __all__ = [
     "Timings",
     "Tls",
     "TokenLogprobs",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
 ]

@@ -6,7 +6,7 @@ closed or forgotten one is cancelled, and then the server stops working for it.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar, Unpack
 
@@ -15,7 +15,8 @@ from google.protobuf.message import Message
 
 from tandem import errors, requests
 from tandem.connection import DEFAULT_ADDRESS, Tls, connection
-from tandem.requests import Method, Options
+from tandem.options import ChatOptions, MessageSpec, Options
+from tandem.requests import Method
 from tandem.results import Chunk, Generation, Model
 from tandem.retries import DEFAULT_RETRIES, Attempts, Retries
 from tandem.v1 import models_pb2
@@ -125,13 +126,13 @@ class Client:
         return self._stream(requests.STREAM_GENERATE, requests.generate_request(prompt, options), timeout_s)
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[MessageSpec], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Generation:
-        """Answer a conversation: mappings with "role" (system, user, assistant) and "content"."""
+        """Answer a conversation: mappings with "role" (system, user, assistant, tool) and "content"."""
         return self._unary(requests.CHAT, requests.chat_request(messages, options), timeout_s)
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, str]], *, timeout_s: float | None = None, **options: Unpack[Options]
+        self, messages: Sequence[MessageSpec], *, timeout_s: float | None = None, **options: Unpack[ChatOptions]
     ) -> Stream[Chunk]:
         """Answer a conversation piece by piece."""
         return self._stream(requests.STREAM_CHAT, requests.chat_request(messages, options), timeout_s)

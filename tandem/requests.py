@@ -5,46 +5,20 @@ An option that is absent or None is left to the server's default. Knows the mess
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
 from google.protobuf.message import Message
 
-from tandem import results
+from tandem import results, tools
 from tandem.errors import invalid_field
+from tandem.options import ChatOptions, MessageSpec, Options
 from tandem.results import Model
 from tandem.v1 import chat_pb2, common_pb2, inference_pb2, models_pb2
 
 Reply = TypeVar("Reply", bound=Message)
 Result = TypeVar("Result")
 
-ROLES = {"system": chat_pb2.ROLE_SYSTEM, "user": chat_pb2.ROLE_USER, "assistant": chat_pb2.ROLE_ASSISTANT}
-
-
-class Options(TypedDict, total=False):
-    """What a request may ask for; see proto/tandem/v1 for ranges and defaults."""
-
-    request_id: str | None
-    model: str | None
-    priority: int | None
-    tenant: str | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int | None
-    n: int | None
-    max_tokens: int | None
-    min_tokens: int | None
-    stop: Sequence[str] | None
-    stop_token_ids: Sequence[int] | None
-    ignore_eos: bool | None
-    include_stop: bool | None
-    logprobs: int | None
-    return_token_ids: bool | None
-    skip_special_tokens: bool | None
-    max_tokens_per_message: int | None
-    max_delay_ms: int | None
-
+CONSTRAINTS = tuple(field.name for field in common_pb2.Sampling.DESCRIPTOR.oneofs_by_name["constraint"].fields)
 
 # The message within a request that holds each option.
 _GROUPS: Mapping[str, type[Message]] = {
@@ -101,9 +75,9 @@ def generate_request(prompt: str | Sequence[int], options: Options) -> inference
     return _filled(inference_pb2.GenerateRequest, {"token_ids": ids}, options)
 
 
-def chat_request(messages: Sequence[Mapping[str, str]], options: Options) -> chat_pb2.ChatRequest:
-    """A request to answer a conversation: mappings with "role" (system, user, assistant) and "content"."""
-    return _filled(chat_pb2.ChatRequest, {"messages": [_message(message) for message in messages]}, options)
+def chat_request(messages: Sequence[MessageSpec], options: ChatOptions) -> chat_pb2.ChatRequest:
+    """A request to answer a conversation: mappings with "role" (system, user, assistant, tool) and "content"."""
+    return _filled(chat_pb2.ChatRequest, {"messages": tools.messages(messages)}, options)
 
 
 def tokenize_request(text: str, parse_special: bool | None, model: str | None) -> inference_pb2.TokenizeRequest:
@@ -119,27 +93,36 @@ def detokenize_request(
     return _made(inference_pb2.DetokenizeRequest, values)
 
 
-def _message(message: Mapping[str, str]) -> chat_pb2.ChatMessage:
-    role = ROLES.get(message.get("role", ""))
-    if role is None:
-        raise invalid_field("messages.role", f"must be one of {', '.join(ROLES)}, is {message.get('role')!r}")
-    return _made(chat_pb2.ChatMessage, {"role": role, "content": message.get("content", "")})
-
-
 M = TypeVar("M", bound=Message)
+
+
+# What is said more plainly in Python than in the contract.
+_SPOKEN: Mapping[str, Callable[[Any], Any]] = {
+    "json_schema": lambda schema: tools.schema_text("json_schema", schema),
+    "choice": lambda texts: _made(common_pb2.Choices, {"texts": list(texts)}),
+    "tools": tools.tools,
+    "tool_choice": tools.tool_choice,
+}
 
 
 def _filled(kind: type[M], prompt: Mapping[str, Any], options: Options) -> M:
     """A request with each option in the message where it belongs."""
-    given: dict[str, object] = {name: value for name, value in options.items() if value is not None}
+    known = ChatOptions if kind is chat_pb2.ChatRequest else Options
+    given = {name: value for name, value in options.items() if value is not None}
+    unknown = given.keys() - get_type_hints(known).keys()
+    if unknown:
+        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
+    if given.get("json_object") is False:
+        del given["json_object"]  # as if it were not there
+    several = [name for name in CONSTRAINTS if name in given]
+    if len(several) > 1:
+        raise invalid_field(several[1], f"must not be set beside {several[0]}: an output keeps to one constraint")
+    given |= {name: speak(given[name]) for name, speak in _SPOKEN.items() if name in given}
     values: dict[str, Any] = dict(prompt)
     for group, group_kind in _GROUPS.items():
         names = given.keys() & group_kind.DESCRIPTOR.fields_by_name.keys()
         if names:
             values[group] = _made(group_kind, {name: given.pop(name) for name in sorted(names)})
-    unknown = given.keys() - Options.__annotations__.keys()
-    if unknown:
-        raise TypeError(f"no such option: {', '.join(sorted(unknown))}")
     return _made(kind, {**values, **given})
 
 

@@ -5,11 +5,17 @@ text the model's chat template asked for.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from tandem.tool_calls import ToolCall, ToolCallDelta
 from tandem.v1 import chat_pb2, common_pb2, inference_pb2, models_pb2
 
-FINISH_REASONS = {common_pb2.FINISH_REASON_STOP: "stop", common_pb2.FINISH_REASON_LENGTH: "length"}
+FINISH_REASONS = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +37,13 @@ class TokenLogprobs:
     top: tuple[Candidate, ...]
 
 
+# None: the first token of a prompt, of which the model says nothing.
+Scores = tuple[TokenLogprobs | None, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How a sequence ended: reason "stop" or "length", and for "stop" the stop string or token id that was met."""
+    """How a sequence ended: reason "stop", "tool_calls" (a stop behind a call) or "length", and what stop was met."""
 
     reason: str
     stop: str | None = None
@@ -63,45 +73,61 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished sequence. token_ids and logprobs are empty unless asked for."""
+    """One finished sequence. token_ids and logprobs are empty unless asked for; with echo, the prompt's come first."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: Scores
     finish: Finish
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """An answer as a message of the conversation that goes on."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        return {**message, "tool_calls": list(self.tool_calls)} if self.tool_calls else message
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The answer of a unary call: one completion a sequence, by index."""
+    """The answer of a unary call: one completion a sequence, by index. prompt_logprobs: empty unless asked for."""
 
     request_id: str
     completions: tuple[Completion, ...]
     usage: Usage
     timings: Timings
     seed: int
+    prompt_logprobs: Scores = ()
 
     @property
     def text(self) -> str:
         """The text of the first sequence, which is the only one unless n was asked for."""
         return self.completions[0].text
 
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the first sequence."""
+        return self.completions[0].tool_calls
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of a stream. finish: in the last one of a sequence; usage, timings, seed: in the last one of all."""
+    """A piece of a stream. finish: in the last one of a sequence; usage, timings, seed: in the last one of all;
+    prompt_logprobs: in the first one of sequence 0."""
 
     request_id: str
     index: int
     text: str
     num_tokens: int
     token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...]
+    logprobs: Scores
     finish: Finish | None
     usage: Usage | None
     timings: Timings | None
     seed: int | None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    prompt_logprobs: Scores = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +152,12 @@ class Model:
 
 def generation(reply: inference_pb2.GenerateResponse) -> Generation:
     """Read the reply of Generate."""
-    parts = tuple(_completion(part, part.text) for part in reply.completions)
-    return Generation(reply.request_id, parts, _usage(reply.usage), _timings(reply.timings), reply.seed)
+    return _generation(reply, tuple(_completion(part, part.text) for part in reply.completions))
 
 
 def answer(reply: chat_pb2.ChatResponse) -> Generation:
     """Read the reply of Chat."""
-    parts = tuple(_completion(choice, choice.message.content) for choice in reply.choices)
-    return Generation(reply.request_id, parts, _usage(reply.usage), _timings(reply.timings), reply.seed)
+    return _generation(reply, tuple(_answer(choice) for choice in reply.choices))
 
 
 def generation_chunk(chunk: inference_pb2.GenerateChunk) -> Chunk:
@@ -143,7 +167,8 @@ def generation_chunk(chunk: inference_pb2.GenerateChunk) -> Chunk:
 
 def answer_chunk(chunk: chat_pb2.ChatChunk) -> Chunk:
     """Read a message of StreamChat."""
-    return _chunk(chunk, chunk.delta.content)
+    calls = tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in chunk.delta.tool_calls)
+    return _chunk(chunk, chunk.delta.content, calls)
 
 
 def model(proto: models_pb2.Model) -> Model:
@@ -166,7 +191,16 @@ def model(proto: models_pb2.Model) -> Model:
     )
 
 
-def _chunk(chunk: inference_pb2.GenerateChunk | chat_pb2.ChatChunk, text: str) -> Chunk:
+def _generation(
+    reply: inference_pb2.GenerateResponse | chat_pb2.ChatResponse, parts: tuple[Completion, ...]
+) -> Generation:
+    usage, timings = _usage(reply.usage), _timings(reply.timings)
+    return Generation(reply.request_id, parts, usage, timings, reply.seed, _logprobs(reply.prompt_logprobs))
+
+
+def _chunk(
+    chunk: inference_pb2.GenerateChunk | chat_pb2.ChatChunk, text: str, tool_calls: tuple[ToolCallDelta, ...] = ()
+) -> Chunk:
     return Chunk(
         request_id=chunk.request_id,
         index=chunk.index,
@@ -178,11 +212,18 @@ def _chunk(chunk: inference_pb2.GenerateChunk | chat_pb2.ChatChunk, text: str) -
         usage=_usage(chunk.usage) if chunk.HasField("usage") else None,
         timings=_timings(chunk.timings) if chunk.HasField("timings") else None,
         seed=chunk.seed if chunk.HasField("seed") else None,
+        tool_calls=tool_calls,
+        prompt_logprobs=_logprobs(chunk.prompt_logprobs),
     )
 
 
 def _completion(part: inference_pb2.Completion | chat_pb2.ChatChoice, text: str) -> Completion:
     return Completion(part.index, text, tuple(part.token_ids), _logprobs(part.logprobs), _finish(part.finish))
+
+
+def _answer(choice: chat_pb2.ChatChoice) -> Completion:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in choice.message.tool_calls)
+    return replace(_completion(choice, choice.message.content), tool_calls=calls)
 
 
 def _finish(finish: common_pb2.Finish) -> Finish:
@@ -202,8 +243,11 @@ def _timings(timings: common_pb2.Timings) -> Timings:
     return Timings(timings.queue_ms, timings.prefill_ms, timings.ttft_ms, timings.decode_ms, timings.e2e_ms)
 
 
-def _logprobs(tokens: Iterable[common_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
-    return tuple(TokenLogprobs(_candidate(token.chosen), tuple(map(_candidate, token.top))) for token in tokens)
+def _logprobs(tokens: Iterable[common_pb2.TokenLogprobs]) -> Scores:
+    return tuple(
+        TokenLogprobs(_candidate(token.chosen), tuple(map(_candidate, token.top))) if token.HasField("chosen") else None
+        for token in tokens
+    )
 
 
 def _candidate(candidate: common_pb2.Candidate) -> Candidate:

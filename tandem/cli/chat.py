@@ -2,21 +2,24 @@
 
 import contextlib
 import sys
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from tandem.cli import knobs, show
+from tandem.cli import request_knobs as asks
 from tandem.cli.failures import line, told
 from tandem.client import Client
 from tandem.errors import InvalidRequest
-from tandem.requests import Options
 from tandem.results import Chunk
+from tandem.tool_calls import ToolCall
 
 with contextlib.suppress(ImportError):  # not everywhere; where it is, it gives input() its history and its keys
     import readline  # noqa: F401
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 
 WELCOME = "Ask away. /clear forgets the conversation, /exit or ctrl-D leaves, ctrl-C cuts an answer short."
 
@@ -25,15 +28,46 @@ def chat(
     once: Annotated[str | None, typer.Option(help="Ask this, write the answer, and leave.")] = None,
     system: Annotated[str | None, typer.Option(help="Instructions for the whole conversation.")] = None,
     address: knobs.Address = knobs.ADDRESS,
-    max_tokens: knobs.MaxTokens = None,
+    max_tokens: asks.MaxTokens = None,
+    min_tokens: asks.MinTokens = None,
     temperature: Annotated[
         float, typer.Option(help="0, the default here, takes the likeliest token: small models are at their best.")
     ] = 0.0,
-    top_p: knobs.TopP = None,
-    top_k: knobs.TopK = None,
-    min_p: knobs.MinP = None,
-    seed: knobs.Seed = None,
-    stop: knobs.Stop = None,
+    top_p: asks.TopP = None,
+    top_k: asks.TopK = None,
+    min_p: asks.MinP = None,
+    repetition_penalty: asks.RepetitionPenalty = None,
+    presence_penalty: asks.PresencePenalty = None,
+    frequency_penalty: asks.FrequencyPenalty = None,
+    logit_bias: asks.LogitBias = None,
+    allowed_token_ids: asks.AllowedTokenIds = None,
+    bad_words: asks.BadWords = None,
+    seed: asks.Seed = None,
+    json_schema: asks.JsonSchema = None,
+    json_object: asks.JsonObject = None,
+    regex: asks.Regex = None,
+    choice: asks.Choice = None,
+    grammar: asks.Grammar = None,
+    stop: asks.Stop = None,
+    stop_token_ids: asks.StopTokenIds = None,
+    ignore_eos: asks.IgnoreEos = None,
+    include_stop: asks.IncludeStop = None,
+    logprobs: asks.Logprobs = None,
+    prompt_logprobs: asks.PromptLogprobs = None,
+    return_token_ids: asks.ReturnTokenIds = None,
+    skip_special_tokens: asks.SkipSpecialTokens = None,
+    max_tokens_per_message: asks.MaxTokensPerMessage = None,
+    max_delay_ms: asks.MaxDelayMs = None,
+    model: asks.Model = None,
+    request_id: asks.RequestId = None,
+    priority: asks.Priority = None,
+    tenant: asks.Tenant = None,
+    timeout_ms: asks.TimeoutMs = None,
+    truncate_prompt_tokens: asks.TruncatePromptTokens = None,
+    cache_salt: asks.CacheSalt = None,
+    tools: asks.Tools = None,
+    tool_choice: asks.ToolChoice = None,
+    parallel_tool_calls: asks.ParallelToolCalls = None,
     usage: knobs.ShowUsage = False,
     timeout: knobs.Timeout = None,
     tls: knobs.UsesTls = False,
@@ -43,9 +77,7 @@ def chat(
     token: knobs.Token = None,
 ) -> None:
     """Talk with the model."""
-    options = Options(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed, stop=stop
-    )
+    options = asks.given(locals())
     opening = [{"role": "system", "content": system}] if system is not None else []
     with knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
         talk = Talk(client, options, opening, usage, timeout)
@@ -57,11 +89,12 @@ def chat(
 
 
 class Talk:
-    """One conversation: what was said so far, and how to go on."""
+    """One conversation: what was said so far, and how to go on. calls: the tools whose answers the model waits for."""
 
     def __init__(
-        self, client: Client, options: Options, opening: Messages, shows_usage: bool, timeout_s: float | None
+        self, client: Client, options: dict[str, Any], opening: Messages, shows_usage: bool, timeout_s: float | None
     ) -> None:
+        self.calls: tuple[ToolCall, ...] = ()
         self._client = client
         self._options = options
         self._opening = opening
@@ -72,10 +105,18 @@ class Talk:
     def clear(self) -> None:
         """Forget what was said."""
         self._said = []
+        self.calls = ()
 
     def ask(self, text: str) -> None:
         """Say something and write the answer; both are remembered, also an answer that is cut short."""
-        asked = [*self._said, {"role": "user", "content": text}]
+        self._go_on([{"role": "user", "content": text}])
+
+    def answer(self, answers: list[str]) -> None:
+        """Tell the model what its tools answered, and write what it makes of it."""
+        self._go_on([call.answered(answer) for call, answer in zip(self.calls, answers, strict=True)])
+
+    def _go_on(self, said: Messages) -> None:
+        asked = [*self._said, *said]
         chunks: list[Chunk] = []
         try:
             with self._client.stream_chat(
@@ -84,10 +125,15 @@ class Talk:
                 show.stream(answer, chunks)
         finally:
             if chunks:
-                said = "".join(chunk.text for chunk in chunks)
-                self._said = [*asked, {"role": "assistant", "content": said}]
+                self._remember(asked, chunks)
+        show.details_of_stream(chunks)
         if self._shows_usage:
             show.cost_of_stream(chunks)
+
+    def _remember(self, asked: Messages, chunks: list[Chunk]) -> None:
+        self.calls = ToolCall.joined(piece for chunk in chunks for piece in chunk.tool_calls)
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(chunk.text for chunk in chunks)}
+        self._said = [*asked, {**message, "tool_calls": self.calls} if self.calls else message]
 
 
 def _converse(talk: Talk, address: str) -> None:
@@ -98,24 +144,29 @@ def _converse(talk: Talk, address: str) -> None:
         if text == "/clear":
             talk.clear()
         elif text:
-            _answer(talk, text, address)
+            _answered(partial(talk.ask, text), address)
+            while talk.calls:
+                answers = [_next_line(f"{call.name} answers> ") for call in talk.calls]
+                if None in answers:
+                    return
+                _answered(partial(talk.answer, [answer or "" for answer in answers]), address)
 
 
-def _answer(talk: Talk, text: str, address: str) -> None:
+def _answered(turn: Callable[[], None], address: str) -> None:
     """One turn; what is wrong with the question ends the turn, what is wrong with the server ends the conversation."""
     with told(address):
         try:
-            talk.ask(text)
+            turn()
         except InvalidRequest as error:
             typer.echo(f"tandem: {line(error, address)}", err=True)
         except KeyboardInterrupt:
             return
 
 
-def _next_line() -> str | None:
+def _next_line(prompt: str = "> ") -> str | None:
     """What was typed; None at the end of the input or after ctrl-C."""
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        return input(prompt if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):
         typer.echo(err=True)
         return None

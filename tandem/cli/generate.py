@@ -1,32 +1,57 @@
 """`tandem generate`: complete one prompt."""
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tandem.cli import knobs, show
+from tandem.cli import request_knobs as asks
 from tandem.cli.failures import BAD_INPUT, told
 from tandem.client import Client
-from tandem.requests import Options
 from tandem.results import Chunk
 
 
 def generate(
     prompt: Annotated[str | None, typer.Option(help="The text to complete [default: what stdin brings].")] = None,
     address: knobs.Address = knobs.ADDRESS,
-    max_tokens: knobs.MaxTokens = None,
-    min_tokens: knobs.MinTokens = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="0 takes the likeliest token [default: the server's, 1].")
-    ] = None,
-    top_p: knobs.TopP = None,
-    top_k: knobs.TopK = None,
-    min_p: knobs.MinP = None,
-    seed: knobs.Seed = None,
-    stop: knobs.Stop = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Do not stop at the model's own end.")] = False,
-    logprobs: Annotated[int | None, typer.Option(help="Show each token and so many of the likeliest.")] = None,
+    max_tokens: asks.MaxTokens = None,
+    min_tokens: asks.MinTokens = None,
+    temperature: asks.Temperature = None,
+    top_p: asks.TopP = None,
+    top_k: asks.TopK = None,
+    min_p: asks.MinP = None,
+    repetition_penalty: asks.RepetitionPenalty = None,
+    presence_penalty: asks.PresencePenalty = None,
+    frequency_penalty: asks.FrequencyPenalty = None,
+    logit_bias: asks.LogitBias = None,
+    allowed_token_ids: asks.AllowedTokenIds = None,
+    bad_words: asks.BadWords = None,
+    seed: asks.Seed = None,
+    n: asks.N = None,
+    json_schema: asks.JsonSchema = None,
+    json_object: asks.JsonObject = None,
+    regex: asks.Regex = None,
+    choice: asks.Choice = None,
+    grammar: asks.Grammar = None,
+    stop: asks.Stop = None,
+    stop_token_ids: asks.StopTokenIds = None,
+    ignore_eos: asks.IgnoreEos = None,
+    include_stop: asks.IncludeStop = None,
+    logprobs: asks.Logprobs = None,
+    prompt_logprobs: asks.PromptLogprobs = None,
+    echo: asks.Echo = None,
+    return_token_ids: asks.ReturnTokenIds = None,
+    skip_special_tokens: asks.SkipSpecialTokens = None,
+    max_tokens_per_message: asks.MaxTokensPerMessage = None,
+    max_delay_ms: asks.MaxDelayMs = None,
+    model: asks.Model = None,
+    request_id: asks.RequestId = None,
+    priority: asks.Priority = None,
+    tenant: asks.Tenant = None,
+    timeout_ms: asks.TimeoutMs = None,
+    truncate_prompt_tokens: asks.TruncatePromptTokens = None,
+    cache_salt: asks.CacheSalt = None,
     stream: Annotated[bool, typer.Option(help="Write text as it comes, or all at once.")] = True,
     usage: knobs.ShowUsage = False,
     timeout: knobs.Timeout = None,
@@ -37,40 +62,28 @@ def generate(
     token: knobs.Token = None,
 ) -> None:
     """Complete a prompt and write the text."""
-    options = Options(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=stop,
-        ignore_eos=ignore_eos or None,
-        logprobs=logprobs,
-    )
+    options = asks.given(locals())
     text = _prompt(prompt)
     with told(address), knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
-        if stream:
+        # Several sequences at once would be written into one another.
+        if stream and (n or 1) == 1:
             _stream(client, text, options, usage, timeout)
         else:
             _whole(client, text, options, usage, timeout)
 
 
-def _stream(client: Client, prompt: str, options: Options, usage: bool, timeout_s: float | None) -> None:
+def _stream(client: Client, prompt: str, options: dict[str, Any], usage: bool, timeout_s: float | None) -> None:
     chunks: list[Chunk] = []
     with client.stream_generate(prompt, timeout_s=timeout_s, **options) as answer:
         show.stream(answer, chunks)
-    for chunk in chunks:
-        show.logprobs(chunk.logprobs)
+    show.details_of_stream(chunks)
     if usage:
         show.cost_of_stream(chunks)
 
 
-def _whole(client: Client, prompt: str, options: Options, usage: bool, timeout_s: float | None) -> None:
+def _whole(client: Client, prompt: str, options: dict[str, Any], usage: bool, timeout_s: float | None) -> None:
     answer = client.generate(prompt, timeout_s=timeout_s, **options)
-    typer.echo(answer.text)
-    show.logprobs(answer.completions[0].logprobs)
+    show.whole(answer)
     if usage:
         show.cost(answer.usage, answer.timings, answer.seed)
 

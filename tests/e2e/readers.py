@@ -19,7 +19,7 @@ class Reader:
 
     stream: Stream[Chunk]
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: Finish | None = None
     error: TandemError | None = None
 

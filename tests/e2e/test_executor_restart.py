@@ -113,7 +113,8 @@ def differs(was: Reader, now: Reader) -> str:
     return ""
 
 
-def is_tie(logprobs: TokenLogprobs) -> bool:
+def is_tie(logprobs: TokenLogprobs | None) -> bool:
+    assert logprobs is not None
     best, next_best = logprobs.top
     return best.logprob - next_best.logprob < TIE
 

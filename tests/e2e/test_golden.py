@@ -124,6 +124,7 @@ def _difference(client: Client, case: dict[str, Any]) -> str:
         if token != got_token:
             tie = margin < TIE
             return "" if tie else f"{case['prompt'][:40]!r}: token {index} is {got_token}, not {token}"
+        assert got_logprobs is not None, "an output token without log-probabilities"
         if abs(got_logprobs.chosen.logprob - logprob) > LOGPROB_ERROR:
             return f"{case['prompt'][:40]!r}: logprob {index} is {got_logprobs.chosen.logprob}, not {logprob}"
     if len(wanted) != len(got):
