@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gateway.constraints import FIELDS
 from gateway.errors import CallError, Violation, invalid
 from gateway.fields import ANY_COUNT, AT_LEAST_ONE, Fields, between, refuse_if_any, shown
 from gateway.sampling import SamplingRules, Spelling
@@ -73,6 +74,12 @@ class Terms:
         """Whether every sequence begins with the log-probabilities of the prompt."""
         return self.shown.prompt and self.shown.num_logprobs is not None
 
+    @property
+    def constraint_field(self) -> str:
+        """Where the constraint stands, if there is one."""
+        constraint = self.sampling.constraint
+        return "tools" if constraint is None or self.tools.schema is not None else f"sampling.{FIELDS[constraint.kind]}"
+
 
 class Admission:
     """The rules of one served model."""
@@ -120,7 +127,7 @@ class Admission:
         timeout_ms = call.integer("timeout_ms", AT_LEAST_ONE)
         terms = Terms(
             request_id=self._request_id(request.request_id, call),
-            sampling=_completed(sampling, looks, tools),
+            sampling=_completed(sampling, looks, tools, request.stopping.ignore_eos),
             stopping=stopping,
             output=Output(
                 skip_special_tokens=answer.flag("skip_special_tokens", True), logprobs=looks.num_logprobs is not None
@@ -191,7 +198,7 @@ class Admission:
         return fields.string("request_id", self._settings.max_request_id_chars)
 
 
-def _completed(sampling: Sampling, looks: Shown, tools: Tools) -> Sampling:
+def _completed(sampling: Sampling, looks: Shown, tools: Tools, ignores_eos: bool) -> Sampling:
     """With what other parts of the request ask of the sampler. An echo shows the prompt's log-probabilities like the
     output's; calls that are required are a constraint."""
     asked = (looks.num_prompt_logprobs, looks.num_logprobs if looks.prompt else None)
@@ -202,6 +209,7 @@ def _completed(sampling: Sampling, looks: Shown, tools: Tools) -> Sampling:
         constraint=sampling.constraint
         if tools.schema is None
         else Constraint(ConstraintKind.JSON_SCHEMA, tools.schema),
+        ignore_eos=ignores_eos,
     )
 
 

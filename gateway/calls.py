@@ -28,6 +28,7 @@ class Call:
     n: int
     arrived: float
     mailbox: Mailbox
+    constraint_field: str  # what is wrong where the engine finds that the constraint does not compile
     last_tokens: list[float]  # of each sequence; 0 before its first
     is_submitted: bool = False
     submitted: float | None = None
@@ -54,7 +55,7 @@ class Call:
         """Take in the end of one sequence; a sequence that did not end well ends the whole call."""
         self.ends[end.index] = end
         if end.reason is FinishReason.FAILED:
-            self.mailbox.fail(failed(end.failure, end.detail, end.retry_after_ms))
+            self.mailbox.fail(failed(end.failure, end.detail, end.retry_after_ms, self.constraint_field))
         elif end.reason is FinishReason.CANCELLED:
             self.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, end.detail or "the call was cancelled"))
         else:
@@ -105,7 +106,7 @@ class Calls:
             raise CallError(reasons.ERROR_REASON_DUPLICATE_REQUEST_ID, f"a live call has the request_id {request_id!r}")
         identity = Identity(self._gateway, request_id, self._incarnation)
         mailbox = Mailbox(terms.n, self._max_unread_tokens if is_stream else None, terms.joins_prompt_logprobs)
-        call = Call(identity, terms.n, now, mailbox, [0.0] * terms.n)
+        call = Call(identity, terms.n, now, mailbox, terms.constraint_field, [0.0] * terms.n)
         self._open[request_id] = call
         return call
 

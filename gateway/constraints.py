@@ -20,6 +20,7 @@ KINDS = {
     "choice": ConstraintKind.CHOICE,
     "grammar": ConstraintKind.GRAMMAR,
 }
+FIELDS = {kind: name for name, kind in KINDS.items()}
 # Deeper values are nobody's schema, and take the stack of whoever walks them.
 MAX_NESTING = 64
 

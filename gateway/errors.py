@@ -133,10 +133,15 @@ def invalid(violations: Iterable[Violation]) -> CallError:
     return CallError(reasons.ERROR_REASON_INVALID_FIELD, message, violations=found)
 
 
-def failed(failure: FailureReason, detail: str, retry_after_ms: int | None = None) -> CallError:
-    """The error for a sequence that the engine ended FAILED, or a request that it refused."""
+def failed(
+    failure: FailureReason, detail: str, retry_after_ms: int | None = None, constraint_field: str = "sampling"
+) -> CallError:
+    """The error for a sequence that the engine ended FAILED, or a request that it refused.
+
+    constraint_field: where the request's constraint stands, which only the engine can compile.
+    """
     if failure == FailureReason.CONSTRAINT_INVALID:
-        return invalid([Violation("sampling.constraint", detail)])
+        return invalid([Violation(constraint_field, detail)])
     retry_after_s = None if retry_after_ms is None else retry_after_ms / 1000
     message = detail or failure.name.lower().replace("_", " ")
     return CallError(_FAILURES[failure], message, retry_after_s=retry_after_s)

@@ -18,6 +18,7 @@ def check(state: State) -> None:
     _check_flight(state)
     _check_rows(state)
     _check_tenants(state)
+    _check_constraints(state)
 
 
 def _check_places(state: State) -> None:
@@ -168,3 +169,12 @@ def _check_tenants(state: State) -> None:
     num_carried = Counter(run.sequence.tenant for run in state.running if run.is_carried)
     for tenant, count in num_open.items():
         assert tenant.num_open == count and tenant.num_carried == num_carried[tenant]
+
+
+def _check_constraints(state: State) -> None:
+    """A constraint is kept for exactly the open sequences that follow it, and whoever runs has one that is ready."""
+    following = {s: record.constraint for record in state.constraints.records() for s in record.sequences}
+    open_sequences = [s for request in state.requests.values() for s in request.sequences if s.finish is None]
+    assert following == {s: s.constraint for s in open_sequences if s.constraint is not None}
+    assert all(record.sequences for record in state.constraints.records()), "nobody follows it"
+    assert all(state.constraints.is_ready(run.sequence) for run in state.running), "its constraint is not ready"

@@ -1,20 +1,21 @@
-"""A small vocabulary for grammars: every byte but one is a token, a few longer texts are too, two tokens are ends."""
+"""A small vocabulary for grammars: every byte but two is a token, a few longer texts are too, two tokens are ends."""
 
-BYTE_WITHOUT_A_TOKEN = 4
+BYTES_WITHOUT_A_TOKEN = (4, 5)
 LONGER = [b'{"', b'": ', b"true", b"aa", b"aaa", b"ab", b'"}', b", "]
 ENDS = (300, 301)
 SIZE = 302
 
 
 class ToyVocabulary:
-    """Ids 0-255 are bytes, then the longer texts; text is cut greedily, the byte without a token is dropped."""
+    """Ids 0-255 are bytes, then the longer texts; text is cut greedily, the bytes without a token are dropped."""
 
     vocab_size = SIZE
     eos_token_ids = ENDS
 
     def __init__(self) -> None:
         texts = [bytes([byte]) for byte in range(256)]
-        texts[BYTE_WITHOUT_A_TOKEN] = b""
+        for byte in BYTES_WITHOUT_A_TOKEN:
+            texts[byte] = b""
         texts += LONGER
         self._texts = texts + [b""] * (ENDS[0] - len(texts)) + [b"<end>", b"<stop>"]
 

@@ -208,3 +208,20 @@ def test_terms_hold_every_field_of_a_submit() -> None:
     left_out = {"traceparent", "identity", "prompt_tokens", "remaining_ms"}
     named = {field.name for field in dataclasses.fields(admission().terms(pb.GenerateRequest(text="x")))}
     assert set(Submit.__struct_fields__) - left_out <= named
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        (common_pb2.Sampling(json_schema="{}"), "sampling.json_schema"),
+        (common_pb2.Sampling(regex="a"), "sampling.regex"),
+        (common_pb2.Sampling(choice=common_pb2.Choices(texts=["a"])), "sampling.choice"),
+    ],
+)
+def test_terms_know_which_field_the_constraint_came_from(sampling: common_pb2.Sampling, field: str) -> None:
+    assert admission().terms(pb.GenerateRequest(text="x", sampling=sampling)).constraint_field == field
+
+
+def test_the_sampler_is_told_of_ignore_eos_since_a_constraint_must_be_able_to_end() -> None:
+    assert admit(text="x", stopping=common_pb2.Stopping(ignore_eos=True)).sampling.ignore_eos
+    assert not admit(text="x").sampling.ignore_eos

@@ -363,3 +363,13 @@ async def test_a_long_prompt_holds_up_nobody() -> None:
         tokenizer.let_go.set()
         # Byte by byte it is far beyond the context, which only tokenizing could tell.
         assert (await error_of(long)).reason == "CONTEXT_LENGTH_EXCEEDED"
+
+
+async def test_a_constraint_that_does_not_compile_is_a_wrong_field(front: Front) -> None:
+    stream = front.stream_generate(sampling=common.Sampling(regex="(a"))
+    submit = await front.engine.submit()
+    front.engine.fail(submit, FailureReason.CONSTRAINT_INVALID, detail="unclosed group")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await read(stream)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "sampling.regex: unclosed group"

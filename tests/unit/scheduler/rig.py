@@ -14,12 +14,14 @@ from services.scheduler.core.state import Limits
 from services.wire import columns
 from services.wire.messages import (
     Close,
+    Constraint,
     Credit,
     Deltas,
     FinishReason,
     Hello,
     Identity,
     Output,
+    Prepared,
     Ready,
     Refused,
     Sampling,
@@ -64,12 +66,13 @@ def submit_message(
     tenant: str = "",
     salt: str = "",
     prompt_logprobs: int | None = None,
+    constraint: Constraint | None = None,
 ) -> Submit:
     stops = columns.pack(stop_ids)
     return Submit(
         Identity(gateway, name, incarnation),
         columns.pack(prompt),
-        Sampling(min_tokens=min_tokens, stop_token_ids=stops, prompt_logprobs=prompt_logprobs),
+        Sampling(min_tokens=min_tokens, stop_token_ids=stops, prompt_logprobs=prompt_logprobs, constraint=constraint),
         Stopping(max_tokens, min_tokens, stops),
         Output(),
         seed=seed,
@@ -228,6 +231,10 @@ class Rig:
 
     def stop_hit(self, key: SequenceKey, token_index: int) -> None:
         self.scheduler.stop_hit(StopHit(key, token_index), self.now)
+        self._after()
+
+    def prepared(self, answer: Prepared) -> None:
+        self.scheduler.prepared(answer, self.now)
         self._after()
 
     def credit(self, gateway: str) -> None:
