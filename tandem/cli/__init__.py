@@ -22,7 +22,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Tandem, an LLM inference engine served over gRPC.",
 )
-app.command()(serve)
+# What is no option of the command is a setting, or no flag at all; serve says which.
+app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(serve)
 app.command()(generate)
 app.command()(chat)
 bench = typer.Typer(invoke_without_command=True, help="Put servers under load, or the scheduler into virtual time.")

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from services.runtime import access, logs, models
-from services.runtime.settings import GatewaySettings, ServerSettings, SettingsError, load
+from services.runtime.settings import GatewaySettings, ServerSettings, SettingsError, environment, load
+from services.runtime.settings_text import from_environment, from_flags, merged, to_toml
 from services.runtime.supervisor import supervise
 from tandem.cli.startup import Startup
 
@@ -20,6 +21,7 @@ BAD_SETTINGS = 2
 
 
 def serve(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="TOML file with a section for each service.")] = None,
     model: Annotated[str | None, typer.Option(help="GGUF file to serve [default: the embedded model].")] = None,
     listen: Annotated[
@@ -45,8 +47,15 @@ def serve(
     step_per_token_us: Annotated[float | None, typer.Option(help="simulated, echo: more for each token.")] = None,
     step_per_kv_token_us: Annotated[float | None, typer.Option(help="simulated, echo: and each position read.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print every setting as TOML, and leave.")
+    ] = False,
 ) -> None:
-    """Serve a model: start the engine's processes, and stop them on SIGTERM or ctrl-C (twice: at once)."""
+    """Serve a model: start the engine's processes, and stop them on SIGTERM or ctrl-C (twice: at once).
+
+    Every setting has a flag, as in --scheduler.max_waiting 64, and an environment variable, as in
+    TANDEM_SCHEDULER_MAX_WAITING=64; flags win over the environment, and that over the file. --print-config lists them.
+    """
     flags: dict[str, Any] = {
         "model": {"path": model},
         "gateway": {
@@ -71,8 +80,6 @@ def serve(
             "num_blocks": num_blocks,
             "swap_space_mb": swap_space_mb,
             "block_size": block_size,
-            # A sequence that runs takes a row of the step.
-            "max_rows": max_num_seqs,
             "step_fixed_us": step_fixed_us,
             "step_per_token_us": step_per_token_us,
             "step_per_kv_token_us": step_per_kv_token_us,
@@ -80,7 +87,12 @@ def serve(
         "log_level": log_level,
     }
     try:
-        code = run(load(config, _given(flags)))
+        given = merged(from_environment(environment()), from_flags(context.args), _given(flags))
+        settings = load(config, given)
+        if print_config:
+            typer.echo(to_toml(settings), nl=False)
+            raise typer.Exit
+        code = run(settings)
     except SettingsError as error:
         print(f"tandem serve: {error}", file=sys.stderr)
         code = BAD_SETTINGS
