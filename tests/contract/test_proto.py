@@ -34,6 +34,16 @@ def test_committed_stubs_are_the_generated_ones(tmp_path: Path) -> None:
     assert [name for name, text in made.items() if kept[name] != text] == []
 
 
+def test_the_committed_protoset_is_the_generated_one(tmp_path: Path) -> None:
+    out = tmp_path / "tandem.protoset"
+    compile_protos("--include_imports", f"--descriptor_set_out={out}")
+    kept = ROOT / "proto/tandem.protoset"
+    assert out.read_bytes() == kept.read_bytes(), (
+        "make proto, or: python -m grpc_tools.protoc -I proto --include_imports "
+        "--descriptor_set_out=proto/tandem.protoset proto/tandem/v1/*.proto"
+    )
+
+
 def test_lint_is_clean() -> None:
     buf = Path(sysconfig.get_path("scripts")) / "buf"
     done = subprocess.run([buf, "lint"], cwd=ROOT, capture_output=True, text=True)
