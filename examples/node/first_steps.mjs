@@ -58,7 +58,7 @@ console.log(`chat: ${JSON.stringify(turn.choices[0].message.content)}, finished 
 // Leaving the loop cancels the call, and the server stops working for it.
 try {
   for await (const chunk of inference.streamGenerate({ text: "Once upon a time", ...greedy(200) })) {
-    console.log(`first token: ${JSON.stringify(chunk.text)}`);
+    console.log(`first words: ${JSON.stringify(chunk.text)}`);
     break;
   }
 } catch (error) {
