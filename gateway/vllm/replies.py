@@ -37,6 +37,8 @@ class Replies:
         )
         if piece.logprobs:
             chunk.output_logprobs.CopyFrom(self._logprobs(piece.logprobs))
+        if self._begins(piece):
+            chunk.input_logprobs.CopyFrom(self._prompt_logprobs())
         return pb.GenerateResponse(chunk=chunk)
 
     def complete(self, piece: Piece) -> pb.GenerateResponse:
@@ -53,6 +55,8 @@ class Replies:
         )
         if piece.logprobs:
             complete.output_logprobs.CopyFrom(self._logprobs(piece.logprobs))
+        if self._begins(piece):
+            complete.input_logprobs.CopyFrom(self._prompt_logprobs())
         self._tell_stop(complete, piece.end)
         return pb.GenerateResponse(complete=complete)
 
@@ -75,16 +79,36 @@ class Replies:
         elif end.matched_token is not None and end.matched_token not in self._eos_token_ids:
             complete.matched_token_id = end.matched_token
 
+    def _begins(self, piece: Piece) -> bool:
+        """Whether what is told of the prompt goes with this piece: the first of each sequence, as vLLM has it."""
+        return piece.is_first and self._terms.shown.num_prompt_logprobs is not None
+
     def _logprobs(self, tokens: Iterable[TokenLogprobs]) -> pb.OutputLogProbs:
-        num_top = self._terms.sampling.logprobs or 0
+        num_top = self._terms.shown.num_logprobs or 0
         logprobs = pb.OutputLogProbs()
         for token in tokens:
             chosen = token.candidates[0]
             logprobs.token_logprobs.append(chosen.logprob)
             logprobs.token_ids.append(chosen.token_id)
             if num_top:
-                top = sorted(token.candidates, key=lambda candidate: candidate.rank)[:num_top]
-                logprobs.top_logprobs.add(
-                    values=[candidate.logprob for candidate in top], token_ids=[candidate.token_id for candidate in top]
-                )
+                logprobs.top_logprobs.append(_top(token, num_top))
         return logprobs
+
+    def _prompt_logprobs(self) -> pb.InputLogProbs:
+        assert self._call.prompt is not None, "an engine does not answer before it is asked"
+        prompt, reported = self._call.prompt.tokens, self._call.prompt_logprobs
+        num_top = self._terms.shown.num_prompt_logprobs or 0
+        logprobs = pb.InputLogProbs(token_ids=prompt)
+        # Nothing is known of the first token, whether the engine says so or leaves it out.
+        for token in (*[None] * (len(prompt) - len(reported)), *reported):
+            logprobs.token_logprobs.add(value=None if token is None else token.candidates[0].logprob)
+            if num_top:
+                logprobs.top_logprobs.append(pb.TopLogProbs() if token is None else _top(token, num_top))
+        return logprobs
+
+
+def _top(token: TokenLogprobs, num_top: int) -> pb.TopLogProbs:
+    top = sorted(token.candidates, key=lambda candidate: candidate.rank)[:num_top]
+    return pb.TopLogProbs(
+        values=[candidate.logprob for candidate in top], token_ids=[candidate.token_id for candidate in top]
+    )

@@ -94,11 +94,11 @@ def _stopping(params: pb.SamplingParams, num_left: int) -> common_pb2.Stopping:
 
 def _output(params: pb.SamplingParams, violations: list[Violation]) -> common_pb2.Output:
     output = common_pb2.Output(skip_special_tokens=params.skip_special_tokens)
-    if params.HasField("logprobs"):
-        if params.logprobs < 0:
-            violations.append(Violation("sampling_params.logprobs", f"must be >= 0, is {params.logprobs}"))
-        else:
-            output.logprobs = params.logprobs
-    if params.HasField("prompt_logprobs"):
-        violations.append(Violation("sampling_params.prompt_logprobs", "is not served here"))
+    for name in ("logprobs", "prompt_logprobs"):
+        if params.HasField(name):
+            value = getattr(params, name)
+            if value < 0:
+                violations.append(Violation(f"sampling_params.{name}", f"must be >= 0, is {value}"))
+            else:
+                setattr(output, name, value)
     return output

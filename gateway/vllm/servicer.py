@@ -20,6 +20,7 @@ from gateway.vllm.archive import archive, chunks
 from gateway.vllm.generate import generate
 from gateway.vllm.loads import Loads
 from services.tokenizer import bundle
+from services.wire.messages import ControlVerb
 
 SERVER_TYPE = "tandem"
 # smg drops a worker whose records stop, so an idle engine's are sent too; a change is sent when it is noticed.
@@ -71,9 +72,11 @@ class VllmServicer:
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         """How it is served."""
-        ready = self._gateway.engine.served().ready
+        engine = self._gateway.engine
+        ready, load = engine.served().ready, engine.loads.last
         return pb.GetServerInfoResponse(
             active_requests=len(self._gateway.calls),
+            is_paused=load is not None and load.is_paused,
             uptime_seconds=time.monotonic() - self._started,
             server_type=SERVER_TYPE,
             data_parallel_size=1,
@@ -116,9 +119,13 @@ class VllmServicer:
         """Not served: the model generates."""
         await _unserved(context)
 
-    async def FlushCache(self, request: common_pb2.FlushCacheRequest, context: Context) -> None:
-        """Not served here."""
-        await _unserved(context)
+    async def FlushCache(
+        self, request: common_pb2.FlushCacheRequest, context: Context
+    ) -> common_pb2.FlushCacheResponse:
+        """Forgets cached prefixes at once; what is in use stays."""
+        self._gateway.engine.served()
+        reply = await self._gateway.orders.give(ControlVerb.FLUSH_CACHE)
+        return common_pb2.FlushCacheResponse(success=reply.is_done, message=f"{reply.num_affected} blocks")
 
     async def StartProfile(self, request: common_pb2.StartProfileRequest, context: Context) -> None:
         """Not served here."""

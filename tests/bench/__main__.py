@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import gateway_cost, overlap, sampler_cost, scheduler_cost
+from tests.bench import gateway_cost, overlap, sampler_cost, scheduler_cost, smg_path
 
 
 def _vllm_scheduler() -> object:
@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "overlap": overlap.run,
     "gateway_cost": gateway_cost.run,
     "sampler_cost": sampler_cost.run,
+    "smg": smg_path.run,
 }
 
 

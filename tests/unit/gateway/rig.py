@@ -20,6 +20,7 @@ from services.wire import columns
 from services.wire.memory import MemoryAsyncInlet, memory_link
 from services.wire.messages import (
     Cancel,
+    Control,
     EngineReady,
     FailureReason,
     FinishReason,
@@ -52,7 +53,7 @@ SETTINGS = GatewaySettings(listen="127.0.0.1:0", drain_s=0.5, max_n=4, max_promp
 # The scripted engine shows no life while tests of other kinds run, however long that is.
 TIMING = LinkSettings(heartbeat_s=1.0, death_s=3600.0)
 
-M = TypeVar("M", Submit, Cancel)
+M = TypeVar("M", Submit, Cancel, Control)
 R = TypeVar("R", bound=Message)
 
 
@@ -96,6 +97,10 @@ class FakeEngine:
     async def cancel(self) -> Cancel:
         """The next Cancel."""
         return await self._next(Cancel)
+
+    async def order(self) -> Control:
+        """The next Control."""
+        return await self._next(Control)
 
     def drain(self) -> list[SubmitMessage]:
         """Everything that has come and was not asked for."""

@@ -16,7 +16,17 @@ import pytest_asyncio
 from gateway.engine import Phase
 from services.tokenizer import Tokenizer
 from services.wire import columns
-from services.wire.messages import Candidate, Draining, FailureReason, FinishReason, Load, TokenLogprobs
+from services.wire.messages import (
+    Candidate,
+    ControlReply,
+    ControlVerb,
+    Draining,
+    FailureReason,
+    FinishReason,
+    Load,
+    TextDelta,
+    TokenLogprobs,
+)
 from tests.unit.gateway.rig import SETTINGS, eventually, read, rest, running
 from tests.unit.gateway.vllm_rig import Worker, pb, working
 
@@ -223,12 +233,42 @@ async def test_events_cannot_be_resumed_and_the_rest_is_not_served(worker: Worke
     assert await resumed.code() is grpc.StatusCode.OUT_OF_RANGE
     unserved: tuple[Any, ...] = (
         worker.stub.Embed(pb.EmbedRequest()),
-        worker.stub.FlushCache(common.FlushCacheRequest()),
         worker.stub.StartProfile(common.StartProfileRequest()),
         worker.stub.StopProfile(common.StopProfileRequest()),
     )
     for call in unserved:
         assert await call.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_cache_is_flushed_by_the_scheduler(worker: Worker) -> None:
+    flushing = asyncio.ensure_future(worker.stub.FlushCache(common.FlushCacheRequest()))
+    order = await worker.front.engine.order()
+    assert order.verb is ControlVerb.FLUSH_CACHE
+    worker.front.engine.tell(ControlReply(order.number, is_done=True, num_affected=7))
+    reply = await flushing
+    assert (reply.success, reply.message) == (True, "7 blocks")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_logprobs_of_the_prompt_come_with_the_first_word(worker: Worker, stream: bool) -> None:
+    call = worker.generate(stream=stream, prompt_logprobs=1)
+    engine = worker.front.engine
+    submit = await engine.submit()
+    delta = TextDelta(
+        submit.identity.request,
+        submit.identity.incarnation,
+        0,
+        "a",
+        columns.pack([5]),
+        prompt_logprobs=(None, LOGPROBS, LOGPROBS),
+    )
+    engine.batch(deltas=(delta,))
+    engine.end(submit)
+    first = (await rest(call))[0]
+    told = first.chunk.input_logprobs if stream else first.complete.input_logprobs
+    assert list(told.token_ids) == [1, 2, 3]
+    assert [each.value if each.HasField("value") else None for each in told.token_logprobs] == [None, -0.5, -0.5]
+    assert [list(top.token_ids) for top in told.top_logprobs] == [[], [9], [9]]
 
 
 async def test_the_listener_serves_nothing_of_the_public_one(worker: Worker) -> None:

@@ -60,8 +60,8 @@ def test_stopping(params: dict[str, Any], stopping: dict[str, Any] | None) -> No
 
 
 def test_output_and_prompt() -> None:
-    request = translated(logprobs=3, skip_special_tokens=True)
-    assert request.output == common_pb2.Output(logprobs=3, skip_special_tokens=True)
+    request = translated(logprobs=3, prompt_logprobs=0, skip_special_tokens=True)
+    assert request.output == common_pb2.Output(logprobs=3, prompt_logprobs=0, skip_special_tokens=True)
     assert list(request.token_ids.ids) == [1, 2, 3]
     text = requests.translated(pb.GenerateRequest(request_id="r", text="hi"), 100)
     assert (text.request_id, text.text) == ("r", "hi")
@@ -71,7 +71,7 @@ def test_output_and_prompt() -> None:
     ("params", "field"),
     [
         ({"logprobs": -1}, "sampling_params.logprobs"),
-        ({"prompt_logprobs": 1}, "sampling_params.prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "sampling_params.prompt_logprobs"),
         ({"truncate_prompt_tokens": -2}, "sampling_params.truncate_prompt_tokens"),
         ({"logit_bias": {-1: 1.0}}, "sampling_params.logit_bias"),
         ({"structural_tag": "x"}, "sampling_params.structural_tag"),
