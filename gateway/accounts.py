@@ -134,9 +134,17 @@ class Account:
             return self.call.mailbox.error
         if self.deadline is not None and now >= self.deadline - DEADLINE_SLACK_S:
             return CallError(reasons.ERROR_REASON_DEADLINE, "the deadline passed")
-        if isinstance(error, asyncio.CancelledError | GeneratorExit | grpc.aio.BaseError):
+        if _is_client_gone(error):
             return CallError(reasons.ERROR_REASON_CANCELLED, "the client is gone")
         return CallError(reasons.ERROR_REASON_INTERNAL, type(error).__name__)
+
+
+def _is_client_gone(error: BaseException) -> bool:
+    """gRPC cancels the task of a call whose client is gone; a CancelledError from inside is nobody's wish."""
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is None or bool(task.cancelling())
+    return isinstance(error, GeneratorExit | grpc.aio.BaseError)
 
 
 _current: ContextVar[Account | None] = ContextVar("account", default=None)

@@ -73,6 +73,13 @@ class Guard:
             status = errors.status(error)
         except grpc.aio.BaseError:
             raise
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # gRPC's own: the client is gone
+            # Something inside gave up. gRPC would take it for its own and leave the client without a status.
+            log.error("call.given_up", method=descriptor.full_name)
+            status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "the server gave the call up"))
         except Exception:  # the one net under every call: a bug ends its call, not the server, and never as UNKNOWN
             log.exception("call.bug", method=descriptor.full_name)
             status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "a bug in the server; its log tells more"))

@@ -118,10 +118,11 @@ class Server:
 
 
 @contextmanager
-def server(settings: Settings, *flags: str) -> Iterator[Server]:
-    """A server that starts; the test must end it, and nothing may be left then."""
+def server(settings: Settings, *flags: str, root: Path | None = None) -> Iterator[Server]:
+    """A server that starts; the test must end it, and nothing may be left then. root: a folder that stays."""
+    is_kept = root is not None
     # Not one of pytest's folders: their paths are too long for a socket.
-    root = Path(tempfile.mkdtemp(prefix="t-"))
+    root = root or Path(tempfile.mkdtemp(prefix="t-"))
     (root / "tandem.toml").write_text(toml(settings))
     command = [sys.executable, "-c", "from tandem.cli import main; main()", "serve", *flags]
     command += ["--config", str(root / "tandem.toml")]
@@ -138,7 +139,8 @@ def server(settings: Settings, *flags: str) -> Iterator[Server]:
         process.wait()
         for left in started.family():
             left.kill()
-        shutil.rmtree(root)
+        if not is_kept:
+            shutil.rmtree(root)
 
 
 def toml(settings: Settings) -> str:

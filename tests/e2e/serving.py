@@ -17,6 +17,12 @@ class Serving:
     address: str
     process: Server
 
+    @property
+    def admin_address(self) -> str:
+        """Where its operators call."""
+        (file,) = self.process.root.glob("tandem-*/*.admin")
+        return file.read_text()
+
     def entries(self, start: int = 0) -> list[dict[str, Any]]:
         """The log from a byte position on."""
         with self.process.log.open("rb") as log:

@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
+import psutil
 import pytest
 
-from tandem import AsyncClient, TandemError, errors
+from tandem import AsyncClient, Generation, TandemError, errors
+from tandem.operators import Operator
 from tests.e2e.serving import Serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -154,6 +156,8 @@ async def test_a_live_id_is_refused_and_the_first_call_goes_on(echo: Serving) ->
 
 async def test_fifteen_hundred_calls_at_once_cost_no_socket_each(echo: Serving) -> None:
     processes = echo.process.services().values()
+    for process in processes:
+        process.rlimit(psutil.RLIMIT_NOFILE, (1024, 1024))
     clients = [AsyncClient(echo.address) for _ in range(8)]
     await asyncio.gather(*[client.model() for client in clients])
     before = [process.num_fds() for process in processes]
@@ -172,3 +176,26 @@ async def test_fifteen_hundred_calls_at_once_cost_no_socket_each(echo: Serving) 
     assert max(after - early for after, early in zip(most, before, strict=True)) < 20
     for client in clients:
         await client.close()
+
+
+async def test_two_hundred_cancels_at_once_while_nothing_is_planned(echo: Serving) -> None:
+    with gives_everything_back(echo), Operator(echo.admin_address) as operator:
+        async with AsyncClient(echo.address) as client:
+            await asyncio.to_thread(operator.pause)
+            try:
+                calls = [asyncio.ensure_future(client.generate([5], max_tokens=100)) for _ in range(200)]
+                loads = operator.watch_load(0.1)
+                while (await asyncio.to_thread(next, loads)).num_waiting < len(calls):
+                    pass
+                for call in calls:
+                    call.cancel()
+                while (await asyncio.to_thread(next, loads)).num_waiting:
+                    pass
+                loads.close()
+                assert all(isinstance(end, asyncio.CancelledError) for end in await ends_of(calls))
+            finally:
+                await asyncio.to_thread(operator.resume)
+
+
+async def ends_of(calls: Sequence["asyncio.Future[Generation]"]) -> list[object]:
+    return list(await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5))

@@ -174,6 +174,23 @@ class TestEndAndLength:
         answer = answer_both_ways(channel, request([19556, 2], max_tokens=2))
         assert (answer.text, answer.finish) == ("Hello", common_pb2.Finish(reason=STOP, token_id=2))
 
+    @pytest.mark.parametrize(
+        ("wanted", "finish"),
+        [
+            (request([19556, 2], max_tokens=9), common_pb2.Finish(reason=STOP, token_id=2)),
+            (request([81, 82], max_tokens=9, stop=["ab"]), common_pb2.Finish(reason=STOP, stop="ab")),
+            (request([81, 82], max_tokens=9, stop_token_ids=[82]), common_pb2.Finish(reason=STOP, token_id=82)),
+            (request([81, 82], max_tokens=9), common_pb2.Finish(reason=LENGTH)),
+            (request([81] * 200), common_pb2.Finish(reason=LENGTH)),
+            (request([19556, 2], max_tokens=2), common_pb2.Finish(reason=STOP, token_id=2)),
+        ],
+        ids=["eos", "stop string", "stop id", "max_tokens", "context", "eos at max_tokens"],
+    )
+    def test_every_end_is_told_once_and_last(
+        self, channel: grpc.Channel, wanted: inference_pb2.GenerateRequest, finish: common_pb2.Finish
+    ) -> None:
+        assert answer_both_ways(channel, wanted).finish == finish
+
     def test_ignore_eos(self, channel: grpc.Channel) -> None:
         expected = data_of("C26")["expected_ids"]["c"]
         answer = answer_both_ways(channel, request([2], max_tokens=5, ignore_eos=True))

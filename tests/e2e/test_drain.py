@@ -141,7 +141,7 @@ def test_an_operators_drain_ends_no_call_and_no_process() -> None:
     with (
         serving(ECHO) as server,
         Client(server.address, retries=NO_RETRIES) as client,
-        Operator(admin_address(server)) as operator,
+        Operator(server.admin_address) as operator,
     ):
         stream = client.stream_generate([7, 8], max_tokens=SHORT, ignore_eos=True)
         next(stream)
@@ -152,17 +152,11 @@ def test_an_operators_drain_ends_no_call_and_no_process() -> None:
         assert server.process.is_running
 
 
-def admin_address(server: Serving) -> str:
-    """Where the server's operator calls."""
-    (file,) = server.process.root.glob("tandem-*/*.admin")
-    return file.read_text()
-
-
 class TestOrders:
     """Orders to a server of real processes."""
 
     def test_a_paused_server_lets_calls_wait_and_goes_on(self, echo: Serving) -> None:
-        with Client(echo.address) as client, Operator(admin_address(echo)) as operator:
+        with Client(echo.address) as client, Operator(echo.admin_address) as operator:
             operator.pause()
             try:
                 stream = client.stream_generate([5, 6], max_tokens=4)
@@ -181,7 +175,7 @@ class TestOrders:
             assert list(stream)[-1].finish is not None
 
     def test_a_cancelled_call_is_told_so_and_frees_its_blocks(self, echo: Serving) -> None:
-        with Client(echo.address) as client, Operator(admin_address(echo)) as operator:
+        with Client(echo.address) as client, Operator(echo.admin_address) as operator:
             streams = [client.stream_generate([5], max_tokens=400, ignore_eos=True, request_id=i) for i in "abc"]
             for stream in streams:
                 next(stream)
@@ -199,7 +193,7 @@ class TestOrders:
             assert state["num_free_blocks"] == state["num_blocks"]
 
     def test_levels_of_logs_reach_every_process(self, echo: Serving) -> None:
-        with Client(echo.address) as client, Operator(admin_address(echo)) as operator:
+        with Client(echo.address) as client, Operator(echo.admin_address) as operator:
 
             def lines(service: str) -> int:
                 start = echo.position()
@@ -216,7 +210,7 @@ class TestOrders:
 
     def test_a_flushed_cache_finds_nothing(self, echo: Serving) -> None:
         prompt = [9] * 65
-        with Client(echo.address) as client, Operator(admin_address(echo)) as operator:
+        with Client(echo.address) as client, Operator(echo.admin_address) as operator:
             client.generate(prompt, max_tokens=1)
             assert client.generate(prompt, max_tokens=1).usage.cached_tokens == 64
             assert operator.flush_prefix_cache() >= 4

@@ -1,6 +1,8 @@
 """Servers that start, one or several, well or badly, and what they leave behind: nothing."""
 
 import socket
+import tempfile
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.runtime.settings import LinkSettings
 from services.wire.topology import LINKS
 from tandem import NO_RETRIES, Client, errors
 from tests.e2e.processes import PATIENCE_S, Settings, server
@@ -75,6 +78,32 @@ def test_a_second_server_on_the_port_of_the_first_fails_at_once_and_names_it_whi
         with Client(listen) as client:
             assert client.generate([5], max_tokens=1).usage.completion_tokens == 1
         first.stop()
+
+
+def test_a_server_that_was_killed_is_followed_by_another_in_its_folder_and_at_its_address() -> None:
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        listen = f"unix:{folder}/listen"
+        settings: Settings = {
+            **ECHO,
+            "links": {"run_dir": f"{folder}/run"},
+            "gateway": {"listen": listen, "drain_s": 1.0},
+        }
+        with server(settings, root=Path(folder)) as killed, Client(listen) as client:
+            client.wait_until_ready(PATIENCE_S)
+            killed.process.kill()
+            killed.process.wait()
+            killed.wait_alone()
+        with server(settings, root=Path(folder)) as next_one, Client(listen) as client:
+            client.wait_until_ready(PATIENCE_S)
+            assert client.generate([5], max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+            next_one.stop()
+
+
+def test_a_server_that_was_idle_serves_the_next_call() -> None:
+    with server(ECHO) as one, Client(one.wait_ready()) as client:
+        time.sleep(LinkSettings().death_s + 1)  # longer than any silence between its processes may be
+        assert client.generate([5], max_tokens=2, ignore_eos=True).usage.completion_tokens == 2
+        one.stop()
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_the_reason(tmp_path: Path) -> None:

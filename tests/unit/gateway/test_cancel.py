@@ -198,3 +198,19 @@ async def test_a_client_that_goes_during_a_stuck_write_is_let_go(tokenizer: Toke
             assert asyncio.iscoroutine(rest)
             rest.close()
         await cancelled_once(front, submit)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_a_handler_that_is_cancelled_from_inside_leaves_no_client_without_a_status(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, is_stream: bool
+) -> None:
+    async with running(tokenizer) as front:
+
+        def cancelled(*_: object) -> None:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(front.server.gateway, "submit", cancelled)
+        call = front.stream_generate().read() if is_stream else front.generate()
+        error = await asyncio.wait_for(error_of(call), 5)
+        assert (error.code, error.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        await eventually(lambda: len(front.server.gateway.calls) == 0)

@@ -85,6 +85,20 @@ async def test_watchers_of_health_see_every_change(tokenizer: Tokenizer) -> None
         assert (await read(watch)).status == NOT_SERVING
 
 
+async def test_watchers_of_health_hear_of_a_death(tokenizer: Tokenizer) -> None:
+    async with running(tokenizer) as front:
+        stub = health_pb2_grpc.HealthStub(front.channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest())
+        assert (await read(watch)).status == SERVING
+        call = front.generate()  # until its client is told, the server stays
+        await front.engine.submit()
+        front.engine.tell(EngineDead("gone"))
+        assert (await read(watch)).status == NOT_SERVING
+        assert (await error_of(call)).reason == "ENGINE_DEAD"
+        with pytest.raises(EngineGone):
+            await asyncio.wait_for(front.serving, 5)
+
+
 async def test_a_draining_server_finishes_what_is_open_and_takes_nothing_new(tokenizer: Tokenizer) -> None:
     async with running(tokenizer, msgspec.structs.replace(SETTINGS, drain_s=30)) as front:
         stream = front.stream_generate()
