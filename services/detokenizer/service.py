@@ -38,7 +38,7 @@ class PeerSilent(Exception):
 
 
 class Waiter(Protocol):
-    """A Poller of links.py, or whatever waits in its place."""
+    """A Poller of links, or whatever waits in its place."""
 
     def wait(self, timeout_s: float) -> None:
         """Return when something may have arrived, when a wake came, or after timeout_s."""

@@ -21,7 +21,7 @@ import structlog
 
 from services.runtime import logs
 from services.runtime.settings import ServerSettings, handed_down
-from services.wire import links
+from services.wire import keys, links
 
 Kind = Literal["", "drain", "engine_dead"]
 Body = Callable[[ServerSettings, "Stop"], None]
@@ -126,6 +126,8 @@ def _run_body(body: Body, settings: ServerSettings, stop: Stop) -> int:
     log = structlog.get_logger()
     log.info("service.starting", pid=os.getpid())
     try:
+        if settings.links.transport == "tcp":
+            links.secure(keys.read(Path(settings.links.keys)))
         body(settings, stop)
     except Exception as error:
         log.error("service.failed", error=f"{type(error).__name__}: {error}", exc_info=True)

@@ -49,6 +49,7 @@ class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     heartbeat_s: Seconds = 1.0  # how often each sender shows that it lives
     death_s: Seconds = 5.0  # silence that counts as a death
     high_water_mark: Positive = 4096  # unsent messages an outlet may hold
+    keys: str = ""  # tcp only: file of the keys that every process must have; made when absent, empty = in run_dir
 
 
 class SchedulerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,8 @@ from services.runtime.restarts import Restarts
 from services.runtime.run_dir import SETTINGS_FILE, open_run_dir
 from services.runtime.settings import LinkSettings, ServerSettings, SettingsError, temporary_root
 from services.runtime.shutdown import Patience, Send, Shutdown
+from services.wire import keys
+from services.wire.links import new_keys
 from services.wire.topology import AddressError, Topology
 
 # Started in this order: the executor has the longest way to go.
@@ -38,6 +40,7 @@ MODULES = {
     "gateway": "gateway",
 }
 FRONT = "gateway"
+KEYS_FILE = "links.keys"
 REPLACEABLE = "executor"
 # What a gateway needs beyond drain_s to say its last words.
 FAREWELL_S = 5.0
@@ -55,6 +58,8 @@ def supervise(settings: ServerSettings, on_started: Callable[[Path], None]) -> i
     with open_run_dir(settings.links.run_dir, temporary_root()) as run_dir, _signals() as signals:
         links = msgspec.structs.replace(settings.links, run_dir=str(run_dir))
         _check_addresses(links)
+        if links.transport == "tcp":
+            links = msgspec.structs.replace(links, keys=str(_keys_at(Path(links.keys or run_dir / KEYS_FILE))))
         settings_file = run_dir / SETTINGS_FILE
         settings_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(settings, links=links)))
         restarts = Restarts(settings.executor.max_restarts, settings.executor.restart_window_s)
@@ -174,6 +179,17 @@ def _signals() -> Iterator[socket.socket]:
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(fd_before)
+
+
+def _keys_at(path: Path) -> Path:
+    """The file of the links' keys, made if it is not there. Raises SettingsError when it cannot be used."""
+    try:
+        if not path.exists():
+            keys.write(path, new_keys())
+        keys.read(path)
+    except keys.KeysError as error:
+        raise SettingsError(f"links.keys: {error}") from error
+    return path.absolute()
 
 
 def _check_addresses(links: LinkSettings) -> None:

@@ -2,7 +2,7 @@
 
 A frame is a 16-byte header (sender id, number: two little-endian u64) and the msgpack bytes of one message; a header
 alone is a heartbeat. Numbers begin at 0 and rise by one with every frame of a sender, heartbeats included. Knows no
-socket: links.py and memory.py carry frames, this module alone reads and writes them.
+socket: links and memory.py carry frames, this module alone reads and writes them.
 """
 
 import struct

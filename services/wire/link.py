@@ -1,4 +1,4 @@
-"""The laws of a link, obeyed alike by ZeroMQ (links.py) and by the in-memory twin (memory.py).
+"""The laws of a link, obeyed alike by ZeroMQ (links) and by the in-memory twin (memory.py).
 
 An Outlet is a sending end with exactly one receiver; an Inlet is a receiving end with any number of senders. What one
 sender sends arrives whole, in order, once. Every message is numbered by its sender; a gap is LinkBroken. Sends never

@@ -1,4 +1,4 @@
-"""Links within one process: the twin of links.py, under the same laws and through the same bytes.
+"""Links within one process: the twin of links, under the same laws and through the same bytes.
 
 For driving services by hand, without sockets, threads or sleeps, and for embedding. Messages pass through the codec,
 so a message that could not cross a process does not cross here either. The clock is an argument. The process that

@@ -9,7 +9,15 @@ from typing import Protocol
 
 from services.wire.frames import Sealer
 from services.wire.link import Inlet, Outlet, RenewableOutlet
-from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet, open_renewable_outlet
+from services.wire.links import (
+    Poller,
+    ZmqInlet,
+    new_keys,
+    open_inlet,
+    open_outlet,
+    open_renewable_outlet,
+    secure,
+)
 from services.wire.memory import memory_link
 from services.wire.messages import FeedbackMessage
 from services.wire.topology import FEEDBACK
@@ -99,6 +107,9 @@ def open_ends(world: str, folder: Path) -> Iterator[Ends]:
         elif world == "zmq-ipc":
             yield ZmqEnds(f"ipc://{folder}/feedback", stack)
         else:
+            # As in the product: over tcp links have keys.
+            secure(new_keys())
+            stack.callback(secure, None)
             yield ZmqEnds(f"tcp://127.0.0.1:{free_port()}", stack)
 
 

@@ -1,9 +1,9 @@
-"""Links over ZeroMQ (PUSH to PULL): the only module that imports zmq.
+"""Outlets, inlets and pollers over ZeroMQ (PUSH to PULL).
 
 The receiver binds, the sender connects; what is sent before the receiver is there waits in the outlet. One message is
-one frame (frames.py). One zmq context a process. Inlets, outlets and pollers belong to the thread that uses them; only
-Waker.wake may be called from another. Invariants: link.py. A PUSH socket with one connection blocks (here: raises
-LinkFull) at its bound where PUB or ROUTER would drop without a word.
+one frame (frames.py). Inlets, outlets and pollers belong to the thread that uses them; only Waker.wake may be called
+from another. Invariants: link.py. A PUSH socket with one connection blocks (here: raises LinkFull) at its bound where
+PUB or ROUTER would drop without a word.
 """
 
 import asyncio
@@ -15,22 +15,27 @@ import time
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
+import structlog
 import zmq
 from msgspec import Struct
 
 from services.wire import codec
 from services.wire.frames import Opener, Sealer
 from services.wire.link import LinkFull
+from services.wire.links import sockets
 from services.wire.topology import Link
 
 M = TypeVar("M", bound=Struct)
 
 # Frames the receiving side takes off the wire before it is asked for them; beyond it the sender's bound fills.
 RECEIVE_BOUND = 1024
-# A sender that waits for its receiver to bind asks again after 10 ms, then ever more rarely.
+# A sender that waits for its receiver to bind asks again after so long.
 RECONNECT_MS = 10
-RECONNECT_MAX_MS = 160
 NEVER = -1
+# How often an inlet tells of connections that were refused or lost.
+TELL_EVERY_S = 1.0
+
+log = structlog.get_logger()
 
 
 class ZmqOutlet(Generic[M]):
@@ -79,13 +84,13 @@ class ZmqRenewableOutlet(ZmqOutlet[M]):
     def __init__(self, name: str, address: str, high_water_mark: int) -> None:
         self._address = address
         self._high_water_mark = high_water_mark
-        super().__init__(name, _pusher(high_water_mark, NEVER), _new_sealer())
+        super().__init__(name, sockets.pusher(high_water_mark, NEVER), _new_sealer())
 
     def renew(self) -> None:
         """Give up what is unsent and begin anew, from number 0, with the receiver that is there now."""
         self.close()
-        self._socket = _pusher(self._high_water_mark, NEVER)
-        self._socket.connect(self._address)
+        self._socket = sockets.pusher(self._high_water_mark, NEVER)
+        sockets.connect(self._socket, self._address)
         self._sealer = _new_sealer()
 
     def heartbeat(self) -> None:
@@ -97,14 +102,20 @@ class ZmqRenewableOutlet(ZmqOutlet[M]):
 class ZmqInlet(Generic[M]):
     """The receiving end of a link; see link.Inlet. `socket` is for the pollers of this module alone."""
 
-    def __init__(self, puller: "zmq.Socket[bytes]", opener: Opener[M]) -> None:
+    def __init__(self, name: str, puller: "zmq.Socket[bytes]", opener: Opener[M]) -> None:
         self.socket = puller
         self._opener = opener
+        self._name = name
+        self._events = sockets.events(puller)
+        self._due = 0.0
 
     def receive(self) -> list[M]:
         """Every message that has arrived, oldest first, a bounded number at a time. Never blocks."""
         messages = []
         now = time.monotonic()
+        if now >= self._due:
+            self._due = now + TELL_EVERY_S
+            self._tell_of_connections()
         for _ in range(RECEIVE_BOUND):
             try:
                 frame = self.socket.recv(zmq.NOBLOCK)
@@ -125,7 +136,13 @@ class ZmqInlet(Generic[M]):
 
     def close(self) -> None:
         """Free the socket; idempotent."""
+        self._events.close(linger=0)
         self.socket.close(linger=0)
+
+    def _tell_of_connections(self) -> None:
+        num_lost, num_refused = sockets.lost(self._events)
+        if num_lost or num_refused:
+            log.warning("link.disconnected", link=self._name, num=num_lost, num_refused=num_refused)
 
 
 class ZmqAsyncInlet(Generic[M]):
@@ -207,14 +224,13 @@ class Poller:
 
 def open_inlet(link: Link[M], address: str) -> ZmqInlet[M]:
     """Bind a link's receiving end; a socket file left by a dead process is replaced. Raises OSError with the reason."""
-    puller = _socket(zmq.PULL)
-    puller.set(zmq.RCVHWM, RECEIVE_BOUND)
+    puller = sockets.puller(address, RECEIVE_BOUND)
     try:
         puller.bind(address)
     except zmq.ZMQError as error:
         puller.close(linger=0)
         raise OSError(error.errno, f"{link.name}: cannot bind {address}: {error.strerror}") from error
-    return ZmqInlet(puller, Opener(link.name, link.union))
+    return ZmqInlet(link.name, puller, Opener(link.name, link.union))
 
 
 def open_async_inlet(link: Link[M], address: str) -> ZmqAsyncInlet[M]:
@@ -224,34 +240,14 @@ def open_async_inlet(link: Link[M], address: str) -> ZmqAsyncInlet[M]:
 
 def open_outlet(link: Link[M], address: str, high_water_mark: int, sealer: Sealer | None = None) -> ZmqOutlet[M]:
     """Connect a link's sending end, which holds at most high_water_mark unsent messages."""
-    pusher = _pusher(high_water_mark, RECONNECT_MS)
-    pusher.connect(address)
+    pusher = sockets.pusher(high_water_mark, RECONNECT_MS)
+    sockets.connect(pusher, address)
     return ZmqOutlet(link.name, pusher, sealer or _new_sealer())
 
 
 def open_renewable_outlet(link: Link[M], address: str, high_water_mark: int) -> ZmqRenewableOutlet[M]:
     """The sending end of a link whose receiver may be replaced. It is connected when it is renewed."""
     return ZmqRenewableOutlet(link.name, address, high_water_mark)
-
-
-def finish(flush_s: float) -> None:
-    """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
-    zmq.Context.instance().destroy(linger=int(flush_s * 1000))
-
-
-def _socket(kind: int) -> "zmq.Socket[bytes]":
-    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    # zmq's own default is to wait for ever: a socket that was dropped, not closed, would then hang `finish`.
-    opened.set(zmq.LINGER, 0)
-    return opened
-
-
-def _pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
-    pusher = _socket(zmq.PUSH)
-    pusher.set(zmq.SNDHWM, high_water_mark)
-    pusher.set(zmq.RECONNECT_IVL, reconnect_ms)
-    pusher.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    return pusher
 
 
 def _new_sealer() -> Sealer:

@@ -1,0 +1,92 @@
+"""The sockets under the links: one zmq context a process, its keys, and what becomes of connections.
+
+Links over tcp are encrypted (CURVE) and take in only peers that know the server's keys, once `secure` was called; those
+over ipc are guarded by the permissions of their folder. Knows no message. Invariant: bytes that are no peer's reach
+nobody, on either.
+"""
+
+import secrets
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+RECONNECT_MAX_MS = 160  # the longest a sender waits before it looks for its receiver again
+REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+
+
+class _Process:
+    """What the sockets of this process share."""
+
+    keys: tuple[bytes, bytes] | None = None
+
+
+def new_keys() -> tuple[bytes, bytes]:
+    """Keys for the links of one server: public and secret half, as text (Z85). Whoever has the public one may call."""
+    return zmq.curve_keypair()
+
+
+def secure(keys: tuple[bytes, bytes] | None) -> None:
+    """From here on the links of this process over tcp speak only with processes that have these keys; None: plain."""
+    _Process.keys = keys
+
+
+def finish(flush_s: float) -> None:
+    """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
+    zmq.Context.instance().destroy(linger=int(flush_s * 1000))
+
+
+def puller(address: str, bound: int) -> "zmq.Socket[bytes]":
+    """A receiving socket that is to be bound to this address; it holds so many frames."""
+    opened = _socket(zmq.PULL)
+    opened.set(zmq.RCVHWM, bound)
+    # Without a domain zmq takes the peers of its first protocol at their word, that is, any bytes at all.
+    opened.set(zmq.ZAP_DOMAIN, b"tandem")
+    if _Process.keys and address.startswith("tcp:"):
+        opened.set(zmq.CURVE_SERVER, 1)
+        opened.set(zmq.CURVE_SECRETKEY, _Process.keys[1])
+    return opened
+
+
+def pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
+    """A sending socket, not yet connected; it holds so many unsent frames. reconnect_ms: at first, then ever longer."""
+    opened = _socket(zmq.PUSH)
+    opened.set(zmq.SNDHWM, high_water_mark)
+    opened.set(zmq.RECONNECT_IVL, reconnect_ms)
+    opened.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+    return opened
+
+
+def connect(sender: "zmq.Socket[bytes]", address: str) -> None:
+    """Connect a sending socket, with the keys where there are any."""
+    if _Process.keys and address.startswith("tcp:"):
+        public, secret = zmq.curve_keypair()
+        sender.set(zmq.CURVE_SERVERKEY, _Process.keys[0])
+        sender.set(zmq.CURVE_PUBLICKEY, public)
+        sender.set(zmq.CURVE_SECRETKEY, secret)
+    sender.connect(address)
+
+
+def events(receiver: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """What `lost` reads: the fate of a receiving socket's connections. Without a bound, or zmq itself would wait."""
+    address = f"inproc://events-{secrets.token_hex(8)}"
+    receiver.monitor(address, REFUSALS | zmq.EVENT_DISCONNECTED)
+    opened = _socket(zmq.PAIR)
+    opened.set(zmq.RCVHWM, 0)
+    opened.connect(address)
+    return opened
+
+
+def lost(told: "zmq.Socket[bytes]") -> tuple[int, int]:
+    """Connections that ended since the last look, and handshakes that failed (each of which ends one too)."""
+    seen = []
+    while not told.closed and told.poll(0):
+        seen.append(recv_monitor_message(told)["event"])
+    num_refused = sum(bool(event & REFUSALS) for event in seen)
+    return len(seen) - num_refused, num_refused
+
+
+def _socket(kind: int) -> "zmq.Socket[bytes]":
+    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+    # zmq's own default is to wait for ever: a socket that was dropped, not closed, would then hang `finish`.
+    opened.set(zmq.LINGER, 0)
+    return opened
