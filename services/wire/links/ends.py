@@ -136,8 +136,7 @@ class ZmqInlet(Generic[M]):
 
     def close(self) -> None:
         """Free the socket; idempotent."""
-        self._events.close(linger=0)
-        self.socket.close(linger=0)
+        sockets.close(self.socket, self._events)
 
     def _tell_of_connections(self) -> None:
         num_lost, num_refused = sockets.lost(self._events)

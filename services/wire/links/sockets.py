@@ -6,6 +6,7 @@ nobody, on either.
 """
 
 import secrets
+from weakref import WeakSet
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -17,7 +18,12 @@ REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 class _Process:
     """What the sockets of this process share."""
 
-    keys: tuple[bytes, bytes] | None = None
+    def __init__(self) -> None:
+        self.keys: tuple[bytes, bytes] | None = None
+        self.told: WeakSet[zmq.Socket[bytes]] = WeakSet()  # whose connections are told of
+
+
+_process = _Process()
 
 
 def new_keys() -> tuple[bytes, bytes]:
@@ -27,11 +33,13 @@ def new_keys() -> tuple[bytes, bytes]:
 
 def secure(keys: tuple[bytes, bytes] | None) -> None:
     """From here on the links of this process over tcp speak only with processes that have these keys; None: plain."""
-    _Process.keys = keys
+    _process.keys = keys
 
 
 def finish(flush_s: float) -> None:
     """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
+    for receiver in _process.told:
+        receiver.disable_monitor()
     zmq.Context.instance().destroy(linger=int(flush_s * 1000))
 
 
@@ -41,9 +49,9 @@ def puller(address: str, bound: int) -> "zmq.Socket[bytes]":
     opened.set(zmq.RCVHWM, bound)
     # Without a domain zmq takes the peers of its first protocol at their word, that is, any bytes at all.
     opened.set(zmq.ZAP_DOMAIN, b"tandem")
-    if _Process.keys and address.startswith("tcp:"):
+    if _process.keys and address.startswith("tcp:"):
         opened.set(zmq.CURVE_SERVER, 1)
-        opened.set(zmq.CURVE_SECRETKEY, _Process.keys[1])
+        opened.set(zmq.CURVE_SECRETKEY, _process.keys[1])
     return opened
 
 
@@ -58,22 +66,34 @@ def pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
 
 def connect(sender: "zmq.Socket[bytes]", address: str) -> None:
     """Connect a sending socket, with the keys where there are any."""
-    if _Process.keys and address.startswith("tcp:"):
+    if _process.keys and address.startswith("tcp:"):
         public, secret = zmq.curve_keypair()
-        sender.set(zmq.CURVE_SERVERKEY, _Process.keys[0])
+        sender.set(zmq.CURVE_SERVERKEY, _process.keys[0])
         sender.set(zmq.CURVE_PUBLICKEY, public)
         sender.set(zmq.CURVE_SECRETKEY, secret)
     sender.connect(address)
 
 
 def events(receiver: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """What `lost` reads: the fate of a receiving socket's connections. Without a bound, or zmq itself would wait."""
+    """What `lost` reads: the fate of a receiving socket's connections; `close` closes both.
+
+    zmq's own thread waits for whoever reads this: so it has no bound, and is never closed before it is told no more.
+    """
     address = f"inproc://events-{secrets.token_hex(8)}"
     receiver.monitor(address, REFUSALS | zmq.EVENT_DISCONNECTED)
     opened = _socket(zmq.PAIR)
     opened.set(zmq.RCVHWM, 0)
     opened.connect(address)
+    _process.told.add(receiver)
     return opened
+
+
+def close(receiver: "zmq.Socket[bytes]", told: "zmq.Socket[bytes]") -> None:
+    """Close a receiving socket and what `events` made for it; idempotent."""
+    if not receiver.closed:
+        receiver.disable_monitor()
+    receiver.close(linger=0)
+    told.close(linger=0)
 
 
 def lost(told: "zmq.Socket[bytes]") -> tuple[int, int]:
