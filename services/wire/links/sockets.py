@@ -38,8 +38,9 @@ def secure(keys: tuple[bytes, bytes] | None) -> None:
 
 def finish(flush_s: float) -> None:
     """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
-    for receiver in _process.told:
-        receiver.disable_monitor()
+    for receiver in list(_process.told):
+        if not receiver.closed:
+            receiver.disable_monitor()
     zmq.Context.instance().destroy(linger=int(flush_s * 1000))
 
 
