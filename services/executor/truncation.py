@@ -16,7 +16,7 @@ from services.executor.weighing import Weigher
 
 # The likeliest tokens looked at first where no top_k tells how many may pass, and how much wider each further look is.
 _WINDOW = 64
-_WIDER = 8
+_WIDER = 16
 # Scores held at once, which bounds memory.
 _MOST = 1 << 20
 

@@ -6,7 +6,6 @@ AssertionError here.
 """
 
 import dataclasses
-from collections import deque
 from functools import cache
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy as np
 from services.executor.backend import Outcome
 from services.executor.batch import StepBatch
 from services.executor.capacity import Capacity
-from services.executor.core import ExecutorCore
 from services.executor.hash_cells import HashCells, simulated_outputs
 from services.executor.simulated import SimulatedBackend
 from services.executor.timeline import Timeline
@@ -26,10 +24,10 @@ from services.wire.messages import (
     Ready,
     Sampling,
     SlotInit,
-    StepPlan,
     StepResult,
     StepStatus,
 )
+from tests.proof.core_executor import CoreExecutor
 from tests.unit.scheduler.rig import Shape
 
 VOCAB = 64
@@ -78,36 +76,24 @@ class FaultyBackend:
         block_digests[blocks] = digests[blocks].sum(axis=1, dtype=np.uint64)
 
 
-class SimulatedExecutor:
-    """Plans queue up; `step` hands the oldest to the product's core."""
+class SimulatedExecutor(CoreExecutor):
+    """A core around a FaultyBackend."""
 
     def __init__(self, instance: int, shape: Shape) -> None:
         card = ModelCard("simulated", VOCAB, shape.context_length, (1,))
         capacity = Capacity(shape.num_blocks, shape.block_size, shape.max_rows, card, shape.num_host_blocks)
         self._backend = FaultyBackend(capacity, shape.copy_lag)
-        self._core = ExecutorCore(self._backend, instance, now_ns=lambda: 0)
+        super().__init__(self._backend, instance)
         self._may_fail = False
-        self.plans: deque[StepPlan] = deque()
-
-    def ready(self, epoch: int) -> Ready:
-        assert epoch == 0, "later epochs are answered by hello"
-        return self._core.opening()
 
     def hello(self, hello: Hello) -> Ready:
-        self.plans.clear()
         self._may_fail = False
-        (ready,) = self._core.handle(hello)
-        assert isinstance(ready, Ready)
-        return ready
-
-    def receive(self, plan: StepPlan) -> None:
-        self.plans.append(plan)
+        return super().hello(hello)
 
     def step(self, *, fails: bool = False, poison: int | None = None) -> StepResult:
         self._backend.fails, self._backend.poison = fails, poison
         self._may_fail |= fails
-        (result,) = self._core.handle(self.plans.popleft())
-        assert isinstance(result, StepResult)
+        result = super().step()
         assert result.status == StepStatus.OK or (self._may_fail and INJECTED in result.detail), result.detail
         return result
 

@@ -15,7 +15,7 @@ import pytest
 from services.executor import reference
 from services.executor.hash_cells import simulated_logits
 from services.wire import columns
-from services.wire.messages import FailureReason, FinishReason, Sampling, SlotInit, Submit
+from services.wire.messages import FailureReason, FinishReason, Sampling, SequenceKey, SlotInit, Submit
 from tests.proof.laws import LawfulRig
 from tests.proof.simulated_executor import VOCAB, SimulatedExecutor, alone
 from tests.unit.scheduler.rig import limits, submit_message
@@ -161,6 +161,26 @@ def test_a_request_with_nothing_left_to_draw_fails_and_its_neighbours_do_not(dep
     assert (close.reason, close.failure) == (FinishReason.FAILED, FailureReason.CONSTRAINT_FAILED)
     assert sorted(rig.output("stuck")) == [40, 41]
     assert [rig.close_of(name).reason for name in ("top_k", "presence_penalty")] == [FinishReason.LENGTH] * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_that_is_not_finite_fails_alone_and_its_kv_is_found_by_nobody(name: str) -> None:
+    rig = rig_of(2, 64, "recompute", num_blocks=64)
+    others = [other for other in ("top_k", "presence_penalty") if other != name]
+    for each in (others[0], name, *others[1:]):
+        rig.submit(request(each))
+    rig.until(lambda: len(rig.output(name)) >= 6)
+    rows = [run.sequence.key.request for run in rig.scheduler.state.inflight[0].rows]
+    rig.deliver(poison=rows.index(name))
+    rig.run()
+    close = rig.close_of(name)
+    assert (close.reason, close.failure) == (FinishReason.FAILED, FailureReason.POISONED_ROW)
+    again = request(name)
+    rig.submit(msgspec.structs.replace(again, identity=msgspec.structs.replace(again.identity, incarnation=2)))
+    rig.run()
+    rig.check_all_ended(interfered=set(), judged=False)
+    assert all(rig.close_of(other).reason != FinishReason.FAILED for other in others)
+    assert rig.starts[SequenceKey("g", name, 2, 0)].num_cached_tokens == 0
 
 
 # Would it be noticed? ----------------------------------------------------------------------------------------------

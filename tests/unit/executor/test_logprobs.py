@@ -129,8 +129,18 @@ def test_a_prompt_is_scored_in_slices_of_bounded_memory() -> None:
 # Poisoned rows -----------------------------------------------------------------------------------------------------
 
 
+ASKS = [
+    Sampling(temperature=0.0, logprobs=1),
+    Sampling(logprobs=1),
+    Sampling(logprobs=1, top_k=5, top_p=0.9, min_p=0.01),
+    Sampling(logprobs=1, repetition_penalty=1.3, frequency_penalty=0.5),
+    Sampling(logprobs=1, allowed_token_ids=columns.pack([1, 2, 3, 20]), bad_words=(columns.pack([20]),)),
+]
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
+@pytest.mark.parametrize("asks", ASKS, ids=range(len(ASKS)))
+def test_logits_that_are_not_finite_fail_their_row_alone(poison: float, asks: Sampling) -> None:
     seen: list[tuple[int, int]] = []
 
     def poisoned_at_four(token: int, position: int) -> Tensor:
@@ -141,8 +151,8 @@ def test_logits_that_are_not_finite_fail_their_row_alone(poison: float) -> None:
         return logits
 
     driver = Driver(fake_backend(poisoned_at_four, VOCAB))
-    asks = Sampling(temperature=1.0, logprobs=1)
-    ops: list[Op] = [op for slot in (1, 2, 3) for op in (init(slot, 1, asks, seed=slot), append(slot, [slot]))]
+    inits = [init(slot, 1, asks, seed=slot, known=[token]) for slot, token in ((1, 11), (2, 4), (3, 12))]
+    ops: list[Op] = [op for one in inits for op in (one, append(one.slot, [one.slot]))]
     bad = driver.run(ops, [Row(1, 0, [11]), Row(2, 0, [4]), Row(3, 0, [12])])
     alone = Driver(fake_backend(logits_of, VOCAB)).run([*ops[:2], *ops[4:]], [Row(1, 0, [11]), Row(3, 0, [12])])
     assert tokens_of(bad) == tokens_of(alone)
