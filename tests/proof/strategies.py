@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, priority
-from services.wire.messages import Submit
+from services.wire import columns
+from services.wire.messages import Sampling, Submit
 from tests.proof.simulated_executor import alone
 from tests.unit.scheduler.rig import Shape, limits, submit_message
 
@@ -34,6 +36,11 @@ class Asks:
     prompt_logprobs: int | None
     remaining_ms: int | None
 
+    @property
+    def sampling(self) -> Sampling:
+        """Those with one of the stems ask for what depends on the tokens before; the others draw from hashes alone."""
+        return SAMPLINGS[self.seed] if self.stem == 2 else Sampling()
+
     def submit(self, name: str, incarnation: int, num_positions: int) -> Submit:
         """The message; cut to what a pool of so many positions can hold."""
         begins = [2 + (self.stem * 7 + index * index) % 5 for index in range(self.shared)]
@@ -41,8 +48,8 @@ class Asks:
         max_tokens = min(self.max_tokens, num_positions - len(prompt))
         stops: tuple[int, ...] = ()
         if self.stop_at is not None and self.stop_at < max_tokens:
-            stops = (alone(tuple(prompt), self.seed, max_tokens)[self.stop_at],)
-        return submit_message(
+            stops = (alone(tuple(prompt), self.seed, max_tokens, self.sampling)[self.stop_at],)
+        submit = submit_message(
             name,
             prompt,
             max_tokens=max_tokens,
@@ -58,6 +65,22 @@ class Asks:
             salt=self.salt,
             prompt_logprobs=self.prompt_logprobs,
         )
+        asked = submit.sampling
+        sampling = replace(
+            self.sampling,
+            min_tokens=asked.min_tokens,
+            stop_token_ids=asked.stop_token_ids,
+            prompt_logprobs=asked.prompt_logprobs,
+        )
+        return replace(submit, sampling=sampling)
+
+
+PAIRS = tuple(columns.pack([first, second]) for first in range(32, 64) for second in range(first % 3, 64, 3))
+SAMPLINGS = (
+    Sampling(temperature=0.0, presence_penalty=5.0),
+    Sampling(repetition_penalty=1.5, frequency_penalty=1.0, top_k=4),
+    Sampling(temperature=0.0, bad_words=PAIRS),
+)
 
 
 asks = st.builds(
