@@ -1,8 +1,8 @@
 """/metrics over HTTP, for Prometheus: on the gateway's own loop, without a thread and without a web framework.
 
-GET /metrics is all there is. A family at a time is rendered, and streams go on in between, so that a scrape holds up
-no token. Knows no metric. Invariants: at most MAX_CONNECTIONS at once and MAX_HEAD_BYTES of a request are read, within
-HEAD_S; every connection is closed after its answer.
+Beside it /livez and /readyz, for probes that speak no gRPC, or none with TLS. A family at a time is rendered, and
+streams go on in between, so that a scrape holds up no token. Knows no metric. Invariants: at most MAX_CONNECTIONS at
+once and MAX_HEAD_BYTES of a request are read, within HEAD_S; every connection is closed after its answer.
 """
 
 import asyncio
@@ -19,14 +19,16 @@ log = structlog.get_logger()
 MAX_CONNECTIONS = 16
 MAX_HEAD_BYTES = 8192
 HEAD_S = 5.0
+OK, UNAVAILABLE = "200 OK", "503 Service Unavailable"
 END_OF_HEAD = b"\r\n\r\n"
 
 
 class Exposition:
-    """One listener. families: everything there is to tell, asked for at each scrape."""
+    """One listener. families: everything there is to tell, asked for at each scrape; is_ready: what /readyz says."""
 
-    def __init__(self, families: Callable[[], Iterable[Family]]) -> None:
+    def __init__(self, families: Callable[[], Iterable[Family]], is_ready: Callable[[], bool]) -> None:
         self._families = families
+        self._is_ready = is_ready
         self._server: asyncio.Server | None = None
         self._num_open = 0
 
@@ -59,7 +61,7 @@ class Exposition:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._num_open > MAX_CONNECTIONS:
             await reader.read(MAX_HEAD_BYTES)  # closed with words unread, the connection would be reset over the answer
-            return _write(writer, "503 Service Unavailable", b"too many connections\n")
+            return _write(writer, UNAVAILABLE, b"too many connections\n")
         try:
             head = await reader.readuntil(END_OF_HEAD)
         except asyncio.LimitOverrunError:
@@ -68,15 +70,24 @@ class Exposition:
         path, _, version = rest.partition(b"\r\n")[0].partition(b" ")
         if not version.startswith(b"HTTP/1."):
             return _write(writer, "400 Bad Request", b"")
-        if path.partition(b"?")[0] != b"/metrics":
-            return _write(writer, "404 Not Found", b"there is /metrics\n")
         if method != b"GET":
             return _write(writer, "405 Method Not Allowed", b"")
+        match path.partition(b"?")[0]:
+            case b"/metrics":
+                await self._tell_metrics(writer)
+            case b"/livez":
+                _write(writer, OK, b"alive\n")
+            case b"/readyz":
+                _write(writer, *((OK, b"ready\n") if self._is_ready() else (UNAVAILABLE, b"not ready\n")))
+            case _:
+                _write(writer, "404 Not Found", b"there are /metrics, /livez and /readyz\n")
+
+    async def _tell_metrics(self, writer: asyncio.StreamWriter) -> None:
         body = bytearray()
         for family in self._families():
             body += rendered(family)
             await asyncio.sleep(0)
-        _write(writer, "200 OK", bytes(body), CONTENT_TYPE_PLAIN_0_0_4)
+        _write(writer, OK, bytes(body), CONTENT_TYPE_PLAIN_0_0_4)
         await writer.drain()
 
 

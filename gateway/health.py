@@ -18,6 +18,7 @@ class Health:
     def __init__(self, service_names: Sequence[str]) -> None:
         self._servicer = HealthServicer()
         self._names = ("", *service_names)
+        self.is_serving = False
 
     async def add_to(self, server: grpc.aio.Server) -> None:
         """Serve it; before the server starts."""
@@ -30,6 +31,7 @@ class Health:
 
     async def show(self, is_serving: bool) -> None:
         """Set every name at once."""
+        self.is_serving = is_serving
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             await self._servicer.set(name, states.SERVING if is_serving else states.NOT_SERVING)

@@ -26,12 +26,13 @@ SPANS_LEAVE_S = 1.0
 class Operations:
     """To be made on the loop that runs the gateway. about: settings by section and key that operators are told."""
 
-    def __init__(self, gateway: Gateway, run_dir: str, about: Mapping[str, str]) -> None:
+    def __init__(self, gateway: Gateway, health: Health, run_dir: str, about: Mapping[str, str]) -> None:
         self._gateway = gateway
         self._about = about
+        self._health = health
         self._admin = Admin(gateway.settings, run_dir)
         self.metrics = Metrics(gateway, gateway.settings)
-        self._exposition = Exposition(self.metrics.families)
+        self._exposition = Exposition(self.metrics.families, lambda: health.is_serving)
         self.accounts = Accounts(gateway.clock, [log_record, self.metrics.observe])
         self._tracing = _tracing(gateway.settings) if gateway.settings.otlp_endpoint else None
         if self._tracing is not None:
@@ -43,13 +44,13 @@ class Operations:
         """Where operators call; empty where they cannot."""
         return self._admin.address
 
-    async def start(self, life: Life, health: Health) -> None:
+    async def start(self, life: Life) -> None:
         """Take the addresses and begin to answer; OSError or RuntimeError when one is taken."""
         settings = self._gateway.settings
         if settings.metrics_listen:
             self.metrics_address = await self._exposition.start(settings.metrics_listen)
         control = ControlServicer(self._gateway, life, self.metrics.goodput, self._about)
-        await self._admin.start(control, health, self.accounts)
+        await self._admin.start(control, self._health, self.accounts)
 
     def look_again(self) -> None:
         """What has changed on disk."""

@@ -107,10 +107,10 @@ class Server:
         self._started = time.monotonic()
         self._is_leaving = False
         self._dead = asyncio.Event()
-        self.operations = Operations(self.gateway, timing.run_dir, about)
+        self._health = Health(SERVICE_NAMES)
+        self.operations = Operations(self.gateway, self._health, timing.run_dir, about)
         self._address = ""
         self._guard = Guard(settings.max_message_bytes, self.operations.accounts)
-        self._health = Health(SERVICE_NAMES)
         self._door = Door(settings, time.monotonic)
         self._grpc = grpc.aio.server(interceptors=self._door.interceptors, options=transport.options(settings))
         self._vllm = self._vllm_listener() if settings.vllm_listen else None
@@ -132,7 +132,7 @@ class Server:
         self._address = ",".join(addresses)
         if self._vllm is not None:
             await self._vllm.start(self.vllm_address)
-        await self.operations.start(self._life(), self._health)
+        await self.operations.start(self._life())
         return self._address
 
     async def serve(self, load_tokenizer: Callable[[], Tokenizer]) -> None:

@@ -27,6 +27,10 @@ def serve(
     listen: Annotated[
         str | None, typer.Option(help="host:port (0 picks a free one) or unix:path; several, separated by commas.")
     ] = None,
+    metrics_listen: Annotated[str | None, typer.Option(help="host:port of /metrics for Prometheus.")] = None,
+    admin_listen: Annotated[
+        str | None, typer.Option(help="Where operators call [default: a socket that only this user reaches].")
+    ] = None,
     tls_certificate: Annotated[str | None, typer.Option(help="PEM file; with --tls-key every port is TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="PEM file of the certificate's key.")] = None,
     tls_client_ca: Annotated[str | None, typer.Option(help="PEM file; clients must show a certificate of it.")] = None,
@@ -60,6 +64,8 @@ def serve(
         "model": {"path": model},
         "gateway": {
             "listen": listen,
+            "metrics_listen": metrics_listen,
+            "admin_listen": admin_listen,
             "tls_certificate": tls_certificate,
             "tls_key": tls_key,
             "tls_client_ca": tls_client_ca,

@@ -14,7 +14,7 @@ LEFT_OUT = {"soak", "gpu", "bench"}
 
 def marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """The last names of its decorators, such as soak of pytest.mark.soak."""
-    return {node.attr for each in function.decorator_list for node in [each] if isinstance(node, ast.Attribute)}
+    return {decorator.attr for decorator in function.decorator_list if isinstance(decorator, ast.Attribute)}
 
 
 def functions() -> dict[str, set[str]]:

@@ -11,7 +11,7 @@ from tests.e2e.serving import Serving, serving
 SETTINGS: Settings = {
     "executor": {"backend": "echo", "context_length": 512, "num_blocks": 33, "step_fixed_us": 2000.0},
     "scheduler": {"max_num_seqs": 4, "max_waiting": 4096, "token_budget": 64},
-    "gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0, "max_prompt_bytes": 65536},
+    "gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0, "max_prompt_bytes": 65536, "metrics_listen": "127.0.0.1:0"},
     "links": {"death_s": 30.0},
 }
 

@@ -2,10 +2,13 @@
 
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.processes import Server, Settings, server
 
@@ -22,6 +25,14 @@ class Serving:
         """Where its operators call."""
         (file,) = self.process.root.glob("tandem-*/*.admin")
         return file.read_text()
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample without labels of its own, as Prometheus would read it now."""
+        (file,) = self.process.root.glob("tandem-*/*.metrics")
+        with urllib.request.urlopen(f"http://{file.read_text()}/metrics", timeout=10) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        samples = [sample for family in families for sample in family.samples]
+        return {each.name: each.value for each in samples if each.labels.keys() == {"model_name", "engine"}}
 
     def entries(self, start: int = 0) -> list[dict[str, Any]]:
         """The log from a byte position on."""

@@ -215,3 +215,22 @@ class TestOrders:
             assert client.generate(prompt, max_tokens=1).usage.cached_tokens == 64
             assert operator.flush_prefix_cache() >= 4
             assert client.generate(prompt, max_tokens=1).usage.cached_tokens == 0
+
+
+def test_a_scrape_agrees_with_what_clients_were_told(echo: Serving) -> None:
+    before = echo.metrics()
+    with Client(echo.address) as client:
+        answers = [client.generate([7] * 40, max_tokens=10, ignore_eos=True) for _ in range(3)]
+    echo.idle(echo.position())  # the engine tells its counts once a second
+    after = echo.metrics()
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    assert grown["vllm:generation_tokens_total"] == sum(answer.usage.completion_tokens for answer in answers) == 30
+    assert grown["vllm:prompt_tokens_total"] == grown["vllm:prefix_cache_queries_total"] == 120
+    assert grown["vllm:prefix_cache_hits_total"] == sum(answer.usage.cached_tokens for answer in answers) > 0
+    assert grown["vllm:inter_token_latency_seconds_count"] == 27
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "request_queue_time_seconds"):
+        assert grown[f"vllm:{name}_count"] == 3
+    assert grown["tandem_step_tokens_count"] == grown["tandem_steps_total"] > 0
+    # The record is closed a moment after the client's last word was written.
+    assert grown["tandem_call_seconds_sum"] >= sum(answer.timings.e2e_ms for answer in answers) / 1000
+    assert after["vllm:kv_cache_usage_perc"] == after["vllm:num_requests_running"] == 0

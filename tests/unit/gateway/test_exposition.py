@@ -12,10 +12,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway import exposition
+from gateway.engine import Phase
 from gateway.exposition import MAX_CONNECTIONS, MAX_HEAD_BYTES, Exposition
 from gateway.metric_table import METRICS
+from gateway.server import Ending
 from services.tokenizer import Tokenizer
-from tests.unit.gateway.rig import CARD, SETTINGS, read, running
+from tests.unit.gateway.rig import CARD, SETTINGS, eventually, read, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -29,7 +31,7 @@ def families() -> list[Family]:
 @pytest_asyncio.fixture(loop_scope="session")
 async def port() -> AsyncIterator[int]:
     """Of a listener with one metric."""
-    listener = Exposition(families)
+    listener = Exposition(families, lambda: False)
     address = await listener.start("127.0.0.1:0")
     yield int(address.rpartition(":")[2])
     await listener.stop()
@@ -66,6 +68,29 @@ async def test_a_scrape_is_answered_in_the_text_format(port: int) -> None:
 async def test_anything_else_is_refused(port: int, request_bytes: bytes, status: bytes) -> None:
     assert (await asked(port, request_bytes)).startswith(b"HTTP/1.1 " + status)
     assert b"apples" in await asked(port, b"GET /metrics HTTP/1.1\r\n\r\n")
+
+
+async def test_probes_are_answered(port: int) -> None:
+    assert (await asked(port, b"GET /livez HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    assert (await asked(port, b"GET /readyz HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 503")
+
+
+async def test_a_gateway_is_ready_as_its_health_says(tokenizer: Tokenizer) -> None:
+    settings = msgspec.structs.replace(SETTINGS, metrics_listen="127.0.0.1:0", drain_s=0.5)
+    async with running(tokenizer, settings, is_ready=False) as front:
+        port = int(front.server.operations.metrics_address.rpartition(":")[2])
+        request = b"GET /readyz HTTP/1.1\r\n\r\n"
+        assert b"not ready" in await asked(port, request)
+        front.engine.ready()
+        await eventually(lambda: front.server.gateway.engine.phase is Phase.READY)
+        assert (await asked(port, request)).endswith(b"\r\n\r\nready\n")
+        call = front.generate()
+        submit = await front.engine.submit()
+        front.server.stop(Ending.DRAIN)
+        await eventually(lambda: front.server.gateway.engine.phase is Phase.DRAINING)
+        assert b"not ready" in await asked(port, request)
+        front.engine.end(submit)
+        await call
 
 
 async def test_who_says_nothing_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
