@@ -20,7 +20,7 @@ GHZ ?= $(wildcard bench/ghz/*.json)
 NODE_EXAMPLE := examples/node
 NPM_CI := npm ci --prefix $(NODE_EXAMPLE) --ignore-scripts --no-audit --no-fund --fetch-retries 0 --silent
 
-.PHONY: help setup serve test check fmt proto golden settings bench bench-peers ghz soak mutants
+.PHONY: help setup serve test check fmt proto golden settings bench bench-peers ghz soak soak-serve mutants
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -72,6 +72,9 @@ ghz:  ## run the loads of bench/ghz against a server at 127.0.0.1:50051; GHZ=fil
 
 soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600
+
+soak-serve: $(STAMP)  ## a mixed load for 15 minutes: flat memory, every block given back, no error
+	$(BIN)/python -m tests.bench.soak_serve $(ARGS)
 
 mutants: $(STAMP)  ## put one-line faults into the scheduler, one at a time: the quick tests must notice each
 	$(BIN)/python -m tests.proof.mutants

@@ -5,7 +5,7 @@ Exit codes: 0; 1 when a call failed; 2 for arguments that cannot be used.
 
 import asyncio
 import json as json_text
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,9 @@ from tandem.load.workload import Demand, Lengths, WorkloadError, bursts, generat
 from tandem.retries import NO_RETRIES
 
 READY_S = 60.0
+LEAST_REQUESTS, REQUESTS_AT_A_RATE = 16, 64
 
+Sets = Callable[[int], Sequence[Demand]]  # the requests of each turn
 Peers = Mapping[str, tuple[str, Mapping[str, object]]]  # by name: where it is, and what its bodies hold besides
 
 
@@ -34,7 +36,7 @@ Peers = Mapping[str, tuple[str, Mapping[str, object]]]  # by name: where it is, 
 class Load:
     """What is sent: a set of a file, or one made of lengths; in closed loops, or at a rate."""
 
-    num_requests: int
+    num_requests: int | None
     prompt: Lengths
     output: Lengths
     seed: int
@@ -47,29 +49,37 @@ class Load:
     def levels(self, vocab_size: int) -> list[Level]:
         """Each with sets of its own."""
         if self.is_replay:
-            return [Level("replay", lambda turn: self._set(0, turn, vocab_size), None)]
-        closed = [(f"c={clients}", clients, 0.0) for clients in self.concurrency]
-        opened = [(f"{rate:g}/s", None, rate) for rate in self.rates]
-        return [
-            Level(name, self._timed(number, rate, vocab_size), clients)
-            for number, (name, clients, rate) in enumerate([*closed, *opened])
+            return [Level("replay", self._sets(0, 0, vocab_size), None)]
+        closed = [
+            Level(f"c={clients}", self._sets(number, 3 * clients, vocab_size), clients)
+            for number, clients in enumerate(self.concurrency)
         ]
+        opened = [
+            Level(f"{rate:g}/s", self._timed(number, rate, vocab_size), None)
+            for number, rate in enumerate(self.rates, start=len(closed))
+        ]
+        return [*closed, *opened]
 
-    def _timed(self, number: int, rate: float, vocab_size: int) -> Any:
-        def demands(turn: int) -> Sequence[Demand]:
-            made = self._set(number, turn, vocab_size)
-            if not rate:
-                return made
+    def _timed(self, number: int, rate: float, vocab_size: int) -> Sets:
+        sets = self._sets(number, REQUESTS_AT_A_RATE, vocab_size)
+
+        def timed(turn: int) -> Sequence[Demand]:
             if self.burst > 1:
-                return bursts(made, self.burst, self.burst / rate)
-            return poisson(made, rate, self._seed(number, turn))
+                return bursts(sets(turn), self.burst, self.burst / rate)
+            return poisson(sets(turn), rate, self._seed(number, turn))
 
-        return demands
+        return timed
 
-    def _set(self, number: int, turn: int, vocab_size: int) -> Sequence[Demand]:
-        if self.file is not None:
-            return self.file
-        return generate(self.num_requests, self.prompt, self.output, vocab_size, self._seed(number, turn))
+    def _sets(self, number: int, typical: int, vocab_size: int) -> Sets:
+        """typical: how many requests, when nobody says."""
+
+        def made(turn: int) -> Sequence[Demand]:
+            if self.file is not None:
+                return self.file
+            count = self.num_requests or max(typical, LEAST_REQUESTS)
+            return generate(count, self.prompt, self.output, vocab_size, self._seed(number, turn))
+
+        return made
 
     def _seed(self, number: int, turn: int) -> int:
         return self.seed + number * load_knobs.MAX_TURNS + turn
@@ -85,7 +95,7 @@ def load(
     burst: load_knobs.Burst = 1,
     requests: load_knobs.Requests = None,
     replay: load_knobs.Replay = False,
-    num_requests: load_knobs.NumRequests = 64,
+    num_requests: load_knobs.NumRequests = None,
     prompt_tokens: load_knobs.PromptTokens = "32-256",
     output_tokens: load_knobs.OutputTokens = "16-128",
     seed: load_knobs.Seed = 0,

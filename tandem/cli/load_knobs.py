@@ -25,7 +25,10 @@ Requests = Annotated[
     Path | None, typer.Option(help="JSON lines of requests: token_ids or text, max_tokens, arrival_s.")
 ]
 Replay = Annotated[bool, typer.Option("--replay", help="Send those at their arrival times.")]
-NumRequests = Annotated[int, typer.Option(min=1, help="Requests of a made set.")]
+NumRequests = Annotated[
+    int | None,
+    typer.Option(min=1, help="Requests of a made set [default: 3 a client, at least 16; 64 at a rate]."),
+]
 PromptTokens = Annotated[str, typer.Option(help="Tokens of made prompts: N, or LEAST-MOST.")]
 OutputTokens = Annotated[str, typer.Option(help="Tokens of outputs: N, or LEAST-MOST.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of made sets; the same gives the same requests.")]

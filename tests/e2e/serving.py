@@ -65,8 +65,8 @@ class Serving:
 
 
 @contextmanager
-def serving(settings: Settings) -> Iterator[Serving]:
-    """A server with these settings, by section. It must end cleanly, and without a trace, when the block is left."""
-    with server(settings, "--log-level", "debug") as process:
+def serving(settings: Settings, *flags: str) -> Iterator[Serving]:
+    """A server with these settings, by section, and flags; it must end cleanly, without a trace, after the block."""
+    with server(settings, "--log-level", "debug", *flags) as process:
         yield Serving(process.wait_ready(), process)
         process.stop()

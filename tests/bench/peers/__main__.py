@@ -41,7 +41,7 @@ READY_S = 600.0
 PATIENCE_S = 20.0
 # Engines that start beside it must not make it look dead.
 SETTINGS: Settings = {"gateway": {"listen": "127.0.0.1:0"}, "links": {"death_s": 60.0}}
-LOAD = ("--prompt-tokens", "32-256", "--output-tokens", "16-128", "--turns", "2", "--num-requests", "96")
+LOAD = ("--prompt-tokens", "32-256", "--output-tokens", "16-128", "--turns", "2")
 LEVELS = ("--concurrency", "1", "--concurrency", "8", "--concurrency", "32", "--concurrency", "64")
 ASKED_OF_PEERS = '{"model": "peer", "return_token_ids": true, "cache_prompt": true}'
 
