@@ -89,6 +89,7 @@ class Table:
     """A server that has room for one running and two waiting sequences, and a client without patience."""
 
     def __init__(self, serving: Serving, admin: str) -> None:
+        self.process = serving.process
         self._channel = grpc.insecure_channel(serving.address)
         self._admin = grpc.insecure_channel(admin)
         self._streams: list[Any] = []
@@ -340,6 +341,11 @@ def test_a_deadline_of_grpc_s_own_ends_the_call_in_the_queue_and_in_mid_stream(w
                 pass
         assert from_rpc(caught.value).code is StatusCode.DEADLINE_EXCEEDED
     whole.finish()
+
+
+def test_a_server_that_asks_for_tokens_shows_that_it_is_ready_and_how_to_call_it(whole: Table) -> None:
+    whole.process.wait_for(lambda: "Tandem is ready" in whole.process.log.read_text())
+    assert "--token TOKEN" in whole.process.log.read_text()
 
 
 # Faults of the engine ----------------------------------------------------------------------------------------------
