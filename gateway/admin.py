@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gateway import transport
 from gateway.accounts import Accounts
 from gateway.control import ControlServicer
-from gateway.door import Door
+from gateway.door import Door, OnRefused
 from gateway.guard import Guard
 from gateway.health import SERVICE_NAME as HEALTH_NAME
 from gateway.health import Health
@@ -32,11 +32,12 @@ PRIVATE = ("127.", "localhost:", "[::1]:", "unix:")
 class Admin:
     """One gateway's admin listener; `address` is empty while there is none."""
 
-    def __init__(self, settings: GatewaySettings, run_dir: str) -> None:
+    def __init__(self, settings: GatewaySettings, run_dir: str, on_refused: OnRefused) -> None:
         self._settings = settings
         self._listen = _listen_address(settings, run_dir)
         is_asked = settings.admin_listen != LOCAL
-        self._door = Door(replace(settings, tokens=settings.admin_tokens if is_asked else ""), time.monotonic)
+        own = replace(settings, tokens=settings.admin_tokens if is_asked else "")
+        self._door = Door(own, time.monotonic, on_refused)
         self._grpc: grpc.aio.Server | None = None
         self.address = ""
 

@@ -24,6 +24,8 @@ log = structlog.get_logger()
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
 
+# Told of each call that is turned away: its path, and why.
+OnRefused = Callable[[str, CallError], None]
 # Refused calls that leave a line in the log each second; a flood of wrong tokens must not become one of lines.
 MAX_LOGGED_PER_S = 10
 # The services that the settings may exempt, by the settings' word for them.
@@ -33,10 +35,13 @@ EXEMPT = {"health": (HEALTH_NAME,), "reflection": reflection.SERVICE_NAMES}
 class Doorkeeper(grpc.aio.ServerInterceptor):
     """Asks every call for its token. tokenless: full names of the services that need none."""
 
-    def __init__(self, keyring: Keyring, tokenless: Iterable[str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, keyring: Keyring, tokenless: Iterable[str], clock: Callable[[], float], on_refused: OnRefused
+    ) -> None:
         self._keyring = keyring
         self._tokenless = tuple(f"/{name}/" for name in tokenless)
         self._clock = clock
+        self._on_refused = on_refused
         self._second = 0
         self._num_logged = 0
 
@@ -60,6 +65,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
     def _refusing(self, handler: "Handler", method: str, error: CallError) -> "Handler":
         async def refuse(_request: object, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
             self._log(method, context.peer(), error)
+            self._on_refused(method, error)
             await context.abort_with_status(errors.status(error))
 
         if handler.request_streaming:
@@ -82,7 +88,7 @@ class Doorkeeper(grpc.aio.ServerInterceptor):
 class Door:
     """The door of one server, as its settings want it. Raises SettingsError for a file of tokens that cannot be."""
 
-    def __init__(self, settings: GatewaySettings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: GatewaySettings, clock: Callable[[], float], on_refused: OnRefused) -> None:
         self._path = Path(settings.tokens) if settings.tokens else None
         self.interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
         if self._path is None:
@@ -90,7 +96,7 @@ class Door:
         self._changed = self._mtime(self._path)
         self._keyring = Keyring(load(self._path), clock)
         tokenless = [name for word in settings.tokenless for name in EXEMPT[word]]
-        self.interceptors = (Doorkeeper(self._keyring, tokenless, clock),)
+        self.interceptors = (Doorkeeper(self._keyring, tokenless, clock, on_refused),)
 
     def look_again(self) -> None:
         """Read the file again if it has changed."""

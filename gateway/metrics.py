@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.accounts import OK, Record
 from gateway.engine import Phase
+from gateway.errors import CallError
 from gateway.goodput import Goodput
 from gateway.histogram import LONG_SECONDS, SHORT_SECONDS, TOKENS, Histogram
 from gateway.load import kv_usage
@@ -67,6 +68,10 @@ class Metrics:
         self._count("time_to_first_token_seconds", record.ttft_s())
         if record.code == OK:
             self._observe_whole(record)
+
+    def refused(self, path: str, error: CallError) -> None:
+        """A call was turned away at the door, before it had an account."""
+        self._calls[path.removeprefix("/"), error.code_name, error.reason_name] += 1
 
     def families(self) -> Iterator[Family]:
         """Every metric in the form of the library, one after the other, so that a reader may pause between two."""

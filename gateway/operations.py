@@ -30,8 +30,8 @@ class Operations:
         self._gateway = gateway
         self._about = about
         self._health = health
-        self._admin = Admin(gateway.settings, run_dir)
         self.metrics = Metrics(gateway, gateway.settings)
+        self._admin = Admin(gateway.settings, run_dir, self.metrics.refused)
         self._exposition = Exposition(self.metrics.families, lambda: health.is_serving)
         self.accounts = Accounts(gateway.clock, [log_record, self.metrics.observe])
         self._tracing = _tracing(gateway.settings) if gateway.settings.otlp_endpoint else None

@@ -111,7 +111,7 @@ class Server:
         self.operations = Operations(self.gateway, self._health, timing.run_dir, about)
         self._address = ""
         self._guard = Guard(settings.max_message_bytes, self.operations.accounts)
-        self._door = Door(settings, time.monotonic)
+        self._door = Door(settings, time.monotonic, self.operations.metrics.refused)
         self._grpc = grpc.aio.server(interceptors=self._door.interceptors, options=transport.options(settings))
         self._vllm = self._vllm_listener() if settings.vllm_listen else None
         self.vllm_address = ""  # where VllmEngine is served, once it is
@@ -209,6 +209,8 @@ class Server:
 
     async def _leave(self) -> None:
         """Health first: whoever routes calls here has drain_delay_s to stop doing so before a call is refused."""
+        if self.gateway.engine.phase >= Phase.DRAINING:
+            return
         self._is_leaving = True
         await self._show_health(False)
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import gateway_cost, overlap, sampler_cost, scheduler_cost, smg_path
+from tests.bench import gateway_cost, operations_cost, overlap, sampler_cost, scheduler_cost, smg_path
 
 
 def _vllm_scheduler() -> object:
@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "vllm_scheduler": _vllm_scheduler,
     "overlap": overlap.run,
     "gateway_cost": gateway_cost.run,
+    "operations_cost": operations_cost.run,
     "sampler_cost": sampler_cost.run,
     "smg": smg_path.run,
 }

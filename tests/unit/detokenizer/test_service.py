@@ -8,10 +8,11 @@ import pytest
 from services.detokenizer.lane import PendingExceeded
 from services.detokenizer.service import RETRY_S, DetokenizerService, PeerSilent
 from services.detokenizer.streams import Streams
+from services.runtime import logs
 from services.runtime.settings import LinkSettings
 from services.wire.liveness import Heart
 from services.wire.memory import memory_link
-from services.wire.messages import Close, FinishReason, SequenceKey, StopHit, TokenBatch
+from services.wire.messages import Close, FinishReason, SequenceKey, SetDetokenizerLog, StopHit, TokenBatch
 from services.wire.topology import FEEDBACK, TEXT, TOKENS
 from tests.unit.detokenizer.scripted import KEY, Stage, opened
 
@@ -267,3 +268,14 @@ class _Waiter:
 
     def wait(self, timeout_s: float) -> None:
         self._wait(timeout_s)
+
+
+def test_it_logs_as_it_is_told_to(streams: Streams, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr(logs, "set_level", levels.append)
+    tokens, token_inlet = memory_link(TOKENS, 10)
+    feedback, _ = memory_link(FEEDBACK, 10)
+    service = DetokenizerService(streams, token_inlet, {}, feedback, 10)
+    tokens.send(SetDetokenizerLog("debug"))
+    service.turn()
+    assert levels == ["debug"]

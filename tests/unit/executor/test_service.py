@@ -16,12 +16,22 @@ from services.executor.service import MAX_WAITING, ExecutorService, PeerSilent
 from services.executor.simulated import SimulatedBackend
 from services.executor.threads import TooMuchWork, WorkThread
 from services.executor.timeline import Timeline
+from services.runtime import logs
 from services.runtime.settings import ExecutorSettings
 from services.wire.link import Inlet, Outlet
 from services.wire.links import Poller, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.memory import memory_link
-from services.wire.messages import Hello, PlanMessage, Prepared, Ready, ResultMessage, StepMessage, StepResult
+from services.wire.messages import (
+    Hello,
+    PlanMessage,
+    Prepared,
+    Ready,
+    ResultMessage,
+    SetExecutorLog,
+    StepMessage,
+    StepResult,
+)
 from services.wire.topology import PLAN, RESULT
 from tests.unit.executor.rig import Row, append, init, plan, small_capacity, tokens_of
 
@@ -147,6 +157,16 @@ def test_it_opens_answers_hello_and_runs_steps_in_order() -> None:
     assert isinstance(ready, Ready) and ready.epoch == 1
     assert [tokens_of(result) for result in steps(results)] == [[11], [12], [11]]
     assert all(result.t_received <= result.t_launched <= result.t_done for result in steps(results))
+
+
+def test_it_logs_as_it_is_told_to_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[str] = []
+    monkeypatch.setattr(logs, "set_level", levels.append)
+    with served() as service:
+        for message in (Hello(1), SetExecutorLog("debug"), PROMPT):
+            service.plans.send(message)
+        service.receive(3)
+    assert levels == ["debug"]
 
 
 def test_the_next_plan_is_taken_in_while_a_step_runs() -> None:

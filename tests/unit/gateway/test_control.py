@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from gateway.engine import Phase
+from gateway.exposition import rendered
 from gateway.server import EngineGone
 from services.runtime import logs
 from services.runtime.access import digest
@@ -295,6 +296,7 @@ async def test_an_open_admin_port_asks_for_tokens_of_its_own(tokenizer: Tokenize
         request = pb.GetServerInfoRequest()
         error = await error_of(there.call("GetServerInfo", request, pb.GetServerInfoResponse))
         assert error.code is grpc.StatusCode.UNAUTHENTICATED
+        assert 'code="UNAUTHENTICATED"' in scraped(there.front)
         method = there.channel.unary_unary(
             "/tandem.v1.ControlService/GetServerInfo",
             pb.GetServerInfoRequest.SerializeToString,
@@ -304,3 +306,8 @@ async def test_an_open_admin_port_asks_for_tokens_of_its_own(tokenizer: Tokenize
         assert info.gateway == "gateway-0"
         health = health_pb2_grpc.HealthStub(there.channel)  # probes carry none
         assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == SERVING
+
+
+def scraped(front: Front) -> str:
+    """What Prometheus would read now."""
+    return b"".join(rendered(family) for family in front.server.operations.metrics.families()).decode()

@@ -166,3 +166,35 @@ def test_a_collector_that_is_not_there_holds_nobody_up() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "closed\n"
+
+
+def test_spans_reach_a_collector_over_the_wire() -> None:
+    program = """
+import grpc, sys
+from concurrent.futures import ThreadPoolExecutor
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from gateway.tracing import exporting
+from services.runtime.settings import GatewaySettings
+from tests.unit.gateway.test_metrics import RECORD
+
+def export(request, context):
+    for resource in request.resource_spans:
+        for scope in resource.scope_spans:
+            print(*sorted(span.name for span in scope.spans), sep="\\n", flush=True)
+    return pb.ExportTraceServiceResponse()
+
+handler = grpc.unary_unary_rpc_method_handler(
+    export, pb.ExportTraceServiceRequest.FromString, pb.ExportTraceServiceResponse.SerializeToString
+)
+server = grpc.server(ThreadPoolExecutor(1))
+service = "opentelemetry.proto.collector.trace.v1.TraceService"
+server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Export": handler}),))
+port = server.add_insecure_port("127.0.0.1:0")
+server.start()
+tracing = exporting(GatewaySettings(otlp_endpoint=f"http://127.0.0.1:{port}"))
+tracing.observe(RECORD)
+tracing.close(20.0)
+server.stop(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == sorted([*PARTS, "tandem.v1.InferenceService/Generate"]), done.stderr
