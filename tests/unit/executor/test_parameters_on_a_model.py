@@ -1,7 +1,7 @@
 """Every sampling parameter in every company, on the default model in float32: same request, same tokens, but for ties.
 
-As test_parameters.py, pairwise: each way of running meets each value of every other at least once. Where two runs
-differ, the token must have hung on less than TIE: the draw goes either way when the logits are shaken by as much.
+As tests/proof/test_parameters.py, pairwise: each way of running meets each value of every other at least once. Where
+two runs differ, the token must have hung on less than TIE: the draw goes either way when the logits are shaken by that.
 """
 
 from collections.abc import Callable
@@ -117,7 +117,6 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    torch.set_num_threads(1)
     file = gguf_file.read(resolve(ModelSettings()))
     config = read_config(file)
     model = Overheard(load_llama(file, config, ReferenceOperations()))
