@@ -8,15 +8,20 @@ what goes on after that shares nothing. Where bytes are forced, the mask allows 
 
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from services.executor.batch import I32
+from services.executor.masks import num_words
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import Constraint, ConstraintKind
 
 _ANY_OBJECT = '{"type": "object"}'
+_FORESIGHT = 128  # characters of forced text that are looked at, or more if they are fewer tokens than
+_FORESIGHT_TOKENS = 16
 _DEAD_END = "NoExtensionBias"  # what the library says of it
 _WITHHELD = "<non-verbose/>"  # what it writes in place of the text and the state
 
@@ -69,6 +74,11 @@ class Grammar:
         self.is_worn = False
         if self._first.is_error():
             raise GrammarError(_readable(self._first.get_error()))
+        # The first mask is often the dearest, and the lexer that all texts share keeps what was worked out for it.
+        beginning = self.start()
+        why = beginning.follow([], np.zeros(num_words(vocab_size), np.int32))
+        if why and not beginning.is_dead_end:
+            raise GrammarError(why)
 
     def start(self) -> Matcher:
         """A matcher at the beginning of a text, on the shared lexer."""
@@ -80,19 +90,19 @@ class Grammar:
 
 
 class Compiler:
-    """Compiles within the limits of the settings. load: the model's vocabulary, read when it is first needed."""
+    """Compiles within the limits of the settings. load: the model's vocabulary, read at once in a thread of its own, so
+    that it is there before anybody needs it and no step runs beside it."""
 
     def __init__(self, settings: ExecutorSettings, load: Callable[[], Vocabulary]) -> None:
         self._limits = limits_from(settings)
-        self._load = load
-        self._tokenizer: LLTokenizer | None = None
+        reader = ThreadPoolExecutor(1, thread_name_prefix="vocabulary")
+        self._tokenizer = reader.submit(lambda: Spelling(load()).tokenizer())
+        reader.shutdown(wait=False)
 
     def __call__(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint; raises GrammarError."""
         text = grammar_text(constraint)
-        if self._tokenizer is None:
-            self._tokenizer = Spelling(self._load()).tokenizer()
-        tokenizer = self._tokenizer
+        tokenizer = self._tokenizer.result()
         return Grammar(lambda: LLMatcher(tokenizer, text, log_level=0, limits=self._limits), tokenizer.vocab_size)
 
 
@@ -129,10 +139,24 @@ class Spelling:
         return self._tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens that stand for exactly these bytes, the model's own choice first; none if there are none: bytes
-        may have no token, and a tokenizer that normalizes changes others."""
-        raw = text.encode() if isinstance(text, str) else text
-        text = raw.decode()
+        """The tokens that stand for exactly these bytes, or for the beginning of a long text: the model's own choice
+        first; none if there are none, for bytes may have no token, and a tokenizer that normalizes changes others.
+
+        The library asks anew for each token of a text that is forced, and takes the first.
+        """
+        text = text if isinstance(text, str) else text.decode()
+        token_ids: list[int] = []
+        seen = ""
+        while len(token_ids) < _FORESIGHT_TOKENS and seen != text:
+            seen = text[: max(_FORESIGHT, 4 * len(seen))]
+            token_ids = self._spell(seen)
+            if not token_ids:
+                return []
+        # The last ones may be cut otherwise where the text goes on.
+        return token_ids if seen == text else token_ids[:-2]
+
+    def _spell(self, text: str) -> list[int]:
+        raw = text.encode()
         token_ids = self._vocabulary.encode(text, parse_special=False)
         if self._bytes_of(token_ids) != raw and self._tokenizer is not None:
             token_ids = self._tokenizer.greedy_tokenize(text)

@@ -15,7 +15,15 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import gateway_cost, operations_cost, overlap, sampler_cost, scheduler_cost, smg_path
+from tests.bench import (
+    gateway_cost,
+    operations_cost,
+    overlap,
+    sampler_cost,
+    scheduler_cost,
+    smg_path,
+    structured_output,
+)
 
 
 def _vllm_scheduler() -> object:
@@ -35,6 +43,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "overlap": overlap.run,
     "gateway_cost": gateway_cost.run,
     "operations_cost": operations_cost.run,
+    "structured_output": structured_output.run,
     "sampler_cost": sampler_cost.run,
     "smg": smg_path.run,
 }

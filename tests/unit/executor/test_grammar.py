@@ -191,6 +191,37 @@ def test_forced_text_is_spelled_as_the_model_spells_it() -> None:
     assert spelling(f"a{chr(BYTES_WITHOUT_A_TOKEN[0])}") == []
 
 
+class Reading(ToyVocabulary):
+    """Notes how long the texts are that it is asked to cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def encode(self, text: str, parse_special: bool) -> list[int]:
+        self.lengths.append(len(text))
+        return super().encode(text, parse_special)
+
+
+@pytest.mark.parametrize("unit", ["aab 12", "aaa", "é"])
+def test_a_long_forced_text_is_looked_at_piece_by_piece_and_spelled_as_a_whole(unit: str) -> None:
+    vocabulary = Reading()
+    long = unit * (400 // len(unit))
+    matcher = Compiler(ExecutorSettings(), lambda: vocabulary)(schema({"const": long})).start()
+    tokens, following = list[int](), follow(matcher, [])
+    while following[0] not in ENDS:
+        assert len(following) == 1
+        tokens.append(following[0])
+        following = follow(matcher, tokens[-1:])
+    assert tokens == vocabulary.encode(f'"{long}"', parse_special=False)
+    assert max(vocabulary.lengths[:-1]) <= 512
+
+
+def test_what_can_have_no_first_mask_does_not_compile() -> None:
+    with pytest.raises(GrammarError, match="too many states"):
+        compiler(constraint_states=3)(Constraint(ConstraintKind.REGEX, "(ab|cd)+[0-9]"))
+
+
 def test_matchers_of_one_grammar_go_their_own_ways() -> None:
     grammar = COMPILE(Constraint(ConstraintKind.REGEX, "a*b|c"))
     first, second = grammar.start(), grammar.start()

@@ -17,6 +17,7 @@ class ToyVocabulary:
         for byte in BYTES_WITHOUT_A_TOKEN:
             texts[byte] = b""
         texts += LONGER
+        self._ids = {text: token_id for token_id, text in enumerate(texts) if text}
         self._texts = texts + [b""] * (ENDS[0] - len(texts)) + [b"<end>", b"<stop>"]
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -28,9 +29,9 @@ class ToyVocabulary:
     def encode(self, text: str, parse_special: bool) -> list[int]:
         raw, token_ids = text.encode(), list[int]()
         while raw:
-            longest = max((t for t in self._texts[: ENDS[0]] if t and raw.startswith(t)), key=len, default=b"")
+            longest = next((raw[:n] for n in (3, 2, 1) if raw[:n] in self._ids), b"")
             if longest:
-                token_ids.append(self._texts.index(longest))
+                token_ids.append(self._ids[longest])
             raw = raw[max(1, len(longest)) :]
         return token_ids
 
