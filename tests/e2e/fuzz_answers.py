@@ -162,10 +162,19 @@ def _end(rules: Rules, request: Request, prompt: list[int]) -> tuple[int, int]:
     ends = {*stopping.stop_token_ids, *specials, *(() if stopping.ignore_eos else (EOS,))}
     left = rules.model.context_length - len(prompt)
     most = stopping.max_tokens if stopping.HasField("max_tokens") else left
+    is_constrained = constraint_of(request) is not None or _must_call(request)
     for number, token_id in enumerate(islice(cycle(prompt), most), 1):
-        if token_id in ends and number > stopping.min_tokens:
+        if (token_id in ends and number > stopping.min_tokens) or (is_constrained and token_id == EOS):
             return number, common_pb2.FINISH_REASON_STOP
     return most, common_pb2.FINISH_REASON_LENGTH
+
+
+def _must_call(request: Request) -> bool:
+    """Whether the answer must be a call of a tool, which is a constraint too."""
+    if not isinstance(request, chat_pb2.ChatRequest):
+        return False
+    choice = request.tool_choice
+    return choice.WhichOneof("choice") == "name" or choice.mode == chat_pb2.TOOL_MODE_REQUIRED
 
 
 def _check_scores(scores: Scores, token_ids: Sequence[int], num_prompt_tokens: int) -> None:

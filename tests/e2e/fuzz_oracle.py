@@ -40,8 +40,11 @@ def wrong_fields(rules: Rules, request: Request) -> tuple[set[str], set[str]]:
     depends = set()
     if any(name.startswith(("sampling.bad_words", "stopping.")) for name in wrong):
         depends.add("sampling.allowed_token_ids")
+    kind = f"sampling.{constraint_of(request)}"
     if any(name.startswith("tools") for name in wrong):
-        depends |= {f"sampling.{request.sampling.WhichOneof('constraint')}", "tool_choice.name", "tool_choice.mode"}
+        depends |= {kind, "tool_choice.name", "tool_choice.mode"}
+    if any(name.startswith(f"{kind}.") for name in wrong):
+        depends.add(kind)
     return wrong - depends, depends
 
 
