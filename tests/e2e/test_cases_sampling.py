@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from services.wire import columns
 from services.wire.messages import Sampling, SlotInit
 from tandem import Client, Generation, TokenLogprobs
 from tests.e2e.processes import Settings
-from tests.e2e.serving import serving
+from tests.e2e.serving import Serving, serving
 
 CALL_S = 120.0
 COMMON: Settings = {"gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0}, "links": {"death_s": 60.0}}
@@ -35,18 +36,31 @@ def model() -> Iterator[Client]:
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["no overlap", "three plans in flight"])
-def simulated(request: pytest.FixtureRequest) -> Iterator[Client]:
+def overlapped(request: pytest.FixtureRequest) -> Iterator[Serving]:
     settings: Settings = {
         **COMMON,
         "executor": {"backend": "simulated", "num_blocks": 512, "step_fixed_us": 500.0},
         "scheduler": {"depth": request.param, "token_budget": 16},
     }
-    with serving(settings) as server, Client(server.address) as client:
+    with serving(settings) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def simulated(overlapped: Serving) -> Iterator[Client]:
+    with Client(overlapped.address) as client:
         yield client
 
 
 def ids(client: Client, prompt: str | Sequence[int], **options: Any) -> list[int]:
     return list(client.generate(prompt, return_token_ids=True, timeout_s=CALL_S, **options).completions[0].token_ids)
+
+
+def together(client: Client, prompt: str | Sequence[int], asked: Sequence[dict[str, Any]]) -> list[Generation]:
+    """Several requests for one prompt at once: their steps are shared."""
+    with ThreadPoolExecutor(len(asked)) as pool:
+        work = [pool.submit(client.generate, prompt, timeout_s=CALL_S, **options) for options in asked]
+        return [future.result() for future in work]
 
 
 def scores(reply: Generation) -> list[TokenLogprobs]:
@@ -65,8 +79,9 @@ class TestTinyTemperatures:  # C28
         gaps = [score.top[0].logprob - score.top[1].logprob for score in scores(greedy)]
         expected = greedy.completions[0].token_ids
         assert len(expected) == 8 and min(gaps) > 20 * 1e-5
-        for temperature in (1e-3, 1e-4, 1e-5, 1e-6, 1e-12, 1e-38):
-            drawn = model.generate(self.PROMPT, temperature=temperature, **options)
+        temperatures = (1e-3, 1e-4, 1e-5, 1e-6, 1e-12, 1e-38)
+        asked = [{**options, "temperature": temperature} for temperature in temperatures]
+        for temperature, drawn in zip(temperatures, together(model, self.PROMPT, asked), strict=True):
             sure = next((index for index, gap in enumerate(gaps) if gap <= 20 * temperature), len(gaps))
             assert drawn.completions[0].token_ids[:sure] == expected[:sure]
             assert all(math.isfinite(score.chosen.logprob) for score in scores(drawn))
@@ -75,31 +90,30 @@ class TestTinyTemperatures:  # C28
 class TestFilters:  # C31
     """Four tokens may be drawn; what the model finds of each is known, so what is kept can be worked out."""
 
-    @pytest.mark.parametrize(("top_k", "top_p"), [(None, 1e-4), (2, 0.5), (3, 0.9), (1, 1.0)])
-    def test_what_is_kept_is_drawn_and_nothing_else(self, model: Client, top_k: int | None, top_p: float) -> None:
+    CUTS = ((None, 1e-4), (2, 0.5), (3, 0.9), (1, 1.0))
+
+    def test_what_is_kept_is_drawn_and_nothing_else(self, model: Client) -> None:
         (score,) = scores(model.generate(CAPITAL, max_tokens=1, temperature=0, logprobs=4))
         likely = [(candidate.token_id, candidate.logprob) for candidate in score.top]
-        kept = likely[:top_k]
-        total = sum(math.exp(logprob) for _, logprob in kept)
-        nucleus, mass = [], 0.0
-        for token_id, logprob in kept:
-            if mass < top_p:
-                nucleus.append(token_id)
-                mass += math.exp(logprob) / total
-        reply = model.generate(
-            CAPITAL,
-            max_tokens=1,
-            seed=1,
-            n=16,
-            allowed_token_ids=[token_id for token_id, _ in likely],
-            top_k=top_k,
-            top_p=top_p,
-            return_token_ids=True,
-        )
-        drawn = Counter(completion.token_ids[0] for completion in reply.completions)
-        assert drawn.keys() <= set(nucleus)
-        assert len(nucleus) > 1 or drawn == {nucleus[0]: 16}
-        assert nucleus[0] in drawn
+        shared: dict[str, Any] = {"max_tokens": 1, "seed": 1, "n": 6, "return_token_ids": True}
+        shared["allowed_token_ids"] = [token_id for token_id, _ in likely]
+        asked = [{**shared, "top_k": top_k, "top_p": top_p} for top_k, top_p in self.CUTS]
+        for (top_k, top_p), reply in zip(self.CUTS, together(model, CAPITAL, asked), strict=True):
+            kept = nucleus(likely[:top_k], top_p)
+            drawn = Counter(completion.token_ids[0] for completion in reply.completions)
+            assert drawn.keys() <= set(kept) and kept[0] in drawn
+            assert len(kept) > 1 or drawn == {kept[0]: 6}
+
+
+def nucleus(likely: Sequence[tuple[int, float]], top_p: float) -> list[int]:
+    """The fewest of the likeliest tokens that hold top_p of the probability of all of these."""
+    total = sum(math.exp(logprob) for _, logprob in likely)
+    kept, mass = [], 0.0
+    for token_id, logprob in likely:
+        if mass < top_p:
+            kept.append(token_id)
+            mass += math.exp(logprob) / total
+    return kept
 
 
 @dataclass(frozen=True)
@@ -184,6 +198,17 @@ class TestCompany:  # C33, C34, C35, C43
         assert set(drawn) == {50, 51, 52, 53}
 
 
+class TestOneToken:  # C23
+    def test_no_step_is_spent_on_a_sequence_that_is_over(self, overlapped: Serving, simulated: Client) -> None:
+        before = overlapped.idle(overlapped.position())
+        for _ in range(5):
+            reply = simulated.generate(CAPITAL, max_tokens=1, return_token_ids=True)
+            assert (len(reply.completions[0].token_ids), reply.completions[0].finish.reason) == (1, "length")
+        after = overlapped.idle(overlapped.position())
+        assert after["num_wasted_rows"] == before["num_wasted_rows"]
+        assert after["num_free_blocks"] == after["num_blocks"]
+
+
 class TestSeedOnTheModel:  # C35
     def test_neighbours_change_no_token(self, model: Client) -> None:
         options: dict[str, Any] = {"seed": 42, "temperature": 0.8, "max_tokens": 10, "ignore_eos": True}
@@ -196,21 +221,23 @@ class TestSeedOnTheModel:  # C35
 
 
 class TestLogprobs:  # C39
-    @pytest.mark.parametrize("temperature", [0.0, 1.5])
-    @pytest.mark.parametrize("k", [0, 1, 5])
-    def test_entries_and_ranks(self, model: Client, k: int, temperature: float) -> None:
-        reply = model.generate(
-            CAPITAL, max_tokens=4, temperature=temperature, seed=3, logprobs=k, return_token_ids=True
-        )
+    def test_entries_and_ranks(self, model: Client) -> None:
+        shared: dict[str, Any] = {"max_tokens": 4, "seed": 3, "return_token_ids": True}
+        asked = [{**shared, "logprobs": k, "temperature": temperature} for k in (0, 1, 5) for temperature in (0, 1.5)]
+        for options, reply in zip(asked, together(model, CAPITAL, asked), strict=True):
+            self.check(reply, options["logprobs"], is_greedy=not options["temperature"])
+
+    @staticmethod
+    def check(reply: Generation, k: int, is_greedy: bool) -> None:
         found = scores(reply)
         assert [score.chosen.token_id for score in found] == list(reply.completions[0].token_ids)
         for score in found:
             assert [candidate.rank for candidate in score.top] == list(range(1, k + 1))
-            assert all(a.logprob >= b.logprob for a, b in zip(score.top, score.top[1:], strict=False))
+            assert all(before.logprob >= after.logprob for before, after in pairwise(score.top))
             listed = {candidate.token_id: candidate for candidate in (*score.top, score.chosen)}
             assert sum(math.exp(candidate.logprob) for candidate in listed.values()) <= 1 + 1e-6
             assert (score.chosen in score.top) == (score.chosen.rank <= k)
-            assert temperature or score.chosen.rank == 1
+            assert score.chosen.rank == 1 or not is_greedy
 
     def test_none_when_not_asked_for(self, model: Client) -> None:
         reply = model.generate(CAPITAL, max_tokens=4)
@@ -224,21 +251,25 @@ class TestLogprobs:  # C39
             values.append({each.token_id: each.logprob for each in scores(reply)[0].top})
         assert values[0] == pytest.approx(values[1], abs=1e-4)
 
-    @pytest.mark.parametrize("k", [0, 2])
-    def test_the_prompts(self, model: Client, k: int) -> None:
-        reply = model.generate(CAPITAL, max_tokens=1, temperature=0, logprobs=5, prompt_logprobs=k)
-        first, *rest = reply.prompt_logprobs
-        assert first is None and len(rest) == len(CAPITAL) - 1
-        for index, score in enumerate(rest, 1):
-            assert score is not None and score.chosen.token_id == CAPITAL[index]
-            assert [each.rank for each in score.top] == list(range(1, k + 1))
-            # The same judgement as when the prompt ends there.
-            (shorter,) = scores(model.generate(CAPITAL[:index], max_tokens=1, temperature=0, logprobs=5))
-            known = {each.token_id: each for each in shorter.top}
-            assert [each.token_id for each in score.top] == [each.token_id for each in shorter.top[:k]]
-            if score.chosen.token_id in known:
-                assert score.chosen.logprob == pytest.approx(known[score.chosen.token_id].logprob, abs=1e-3)
-                assert score.chosen.rank == known[score.chosen.token_id].rank
+    def test_the_prompts(self, model: Client) -> None:
+        asked = [{"max_tokens": 1, "prompt_logprobs": k} for k in (0, 2)]
+        # The same judgement as when the prompt ends there.
+        judged = [model.generate(CAPITAL[:size], max_tokens=1, temperature=0, logprobs=5) for size in range(1, 5)]
+        for reply, options in zip(together(model, CAPITAL, asked), asked, strict=True):
+            first, *rest = reply.prompt_logprobs
+            assert first is None and len(rest) == len(CAPITAL) - 1
+            for index, score in enumerate(rest):
+                assert score is not None and score.chosen.token_id == CAPITAL[index + 1]
+                self.compare(score, scores(judged[index])[0], options["prompt_logprobs"])
+
+    @staticmethod
+    def compare(score: TokenLogprobs, shorter: TokenLogprobs, k: int) -> None:
+        assert [each.rank for each in score.top] == list(range(1, k + 1))
+        known = {each.token_id: each for each in shorter.top}
+        assert [each.token_id for each in score.top] == [each.token_id for each in shorter.top[:k]]
+        if score.chosen.token_id in known:
+            assert score.chosen.logprob == pytest.approx(known[score.chosen.token_id].logprob, abs=1e-3)
+            assert score.chosen.rank == known[score.chosen.token_id].rank
 
     def test_an_echo_joins_the_prompts_and_the_outputs(self, model: Client) -> None:
         reply = model.generate(CAPITAL, max_tokens=3, temperature=0, logprobs=1, echo=True, return_token_ids=True)

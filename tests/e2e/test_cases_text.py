@@ -12,6 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
+from tandem.errors import InvalidRequest
+from tandem.requests import generate_request
 from tandem.v1 import chat_pb2, common_pb2, inference_pb2
 from tests.e2e.processes import Settings
 from tests.e2e.serving import serving
@@ -208,7 +210,17 @@ class TestEndAndLength:
 
     @pytest.mark.parametrize(
         ("name", "is_served"),
-        [("temperature", True), ("top_p", False), ("top_k", True), ("min_p", True), ("seed", True), ("n", False)],
+        [
+            ("temperature", True),
+            ("top_p", False),
+            ("top_k", True),
+            ("min_p", True),
+            ("seed", True),
+            ("n", False),
+            ("repetition_penalty", False),
+            ("presence_penalty", True),
+            ("frequency_penalty", True),
+        ],
     )
     def test_an_explicit_zero_is_a_value(self, channel: grpc.Channel, name: str, is_served: bool) -> None:
         wanted = request([81], max_tokens=2)
@@ -218,8 +230,41 @@ class TestEndAndLength:
         else:
             assert name in refused(channel, wanted)
 
+    @pytest.mark.parametrize("seed", [0, 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1])
+    def test_every_seed_is_one_and_is_told(self, channel: grpc.Channel, seed: int) -> None:
+        wanted = request([81], max_tokens=2)
+        wanted.sampling.seed = seed
+        assert inference(channel).Generate(wanted, timeout=CALL_S).seed == seed
+
+    @pytest.mark.parametrize("seed", [-1, 2**64, -(2**63) - 1])
+    def test_what_is_no_seed_is_refused_before_the_wire(self, channel: grpc.Channel, seed: int) -> None:
+        with pytest.raises(InvalidRequest, match="seed"):
+            generate_request([81], {"seed": seed})
+
 
 class TestPrompts:
+    @pytest.mark.parametrize(
+        ("method", "raw"),
+        [
+            ("InferenceService/Generate", b"\x1a\x03\xed\xa0\xbd"),  # text
+            ("InferenceService/Generate", b"\x22\x02\x0a\x00\x32\x05\x1a\x03\xed\xa0\x80"),  # stopping.stop
+            ("ChatService/Chat", b"\x1a\x07\x08\x02\x12\x03\xed\xb0\x80"),  # messages.content
+        ],
+    )
+    def test_a_lone_surrogate_is_no_text(self, channel: grpc.Channel, method: str, raw: bytes) -> None:
+        call: Any = channel.unary_unary(f"/tandem.v1.{method}", request_serializer=bytes)
+        with pytest.raises(grpc.RpcError) as caught:
+            call(raw, timeout=CALL_S)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert answer_both_ways(channel, request([81], max_tokens=1)).text == "a"
+
+    def test_a_client_says_so_before_the_wire(self) -> None:
+        for prompt in ("\ud83d", "a\udc00b"):
+            with pytest.raises(InvalidRequest, match="text"):
+                generate_request(prompt, {})
+        with pytest.raises(InvalidRequest, match="stop"):
+            generate_request("x", {"stop": ["\ud800"]})
+
     def test_a_prompt_of_no_tokens_is_refused(self, channel: grpc.Channel) -> None:
         for text in data_of("C44")["texts"]:
             assert "text" in refused(channel, inference_pb2.GenerateRequest(text=text))
