@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-stamp
 PROTOS := $(wildcard proto/tandem/v1/*.proto)
+KERNELS := setup.py $(wildcard services/executor/native/src/*)
 FRESH := build/proto
 # The contract as one file, for tools that read no .proto and servers whose reflection is off.
 PROTOSET := proto/tandem.protoset
@@ -79,7 +80,7 @@ soak-serve: $(STAMP)  ## a mixed load for 15 minutes: flat memory, every block g
 mutants: $(STAMP)  ## put one-line faults into the scheduler, one at a time: the quick tests must notice each
 	$(BIN)/python -m tests.proof.mutants
 
-$(STAMP): pyproject.toml constraints.txt $(NODE_EXAMPLE)/package-lock.json
+$(STAMP): pyproject.toml constraints.txt $(NODE_EXAMPLE)/package-lock.json $(KERNELS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo $(OLD_PYTHON) >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"

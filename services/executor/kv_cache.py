@@ -1,13 +1,15 @@
 """KV memory of the torch backend: one pool of blocks for each layer, and its twin in host memory for swapping.
 
 Keys are stored rotated. Pools are filled with zeros, and lazily: memory is taken as blocks are first written. Knows
-block ids, not whose they are.
+block ids, not whose they are, and of a block no more than its shape: whoever computes attention says what lies where.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor
 
 from services.executor.capacity import Capacity
@@ -16,35 +18,54 @@ from services.wire.messages import CopyBlocks, CopyDirection
 
 
 class Pools(NamedTuple):
-    """The KV memory of one layer: twice [blocks, block_size, kv_heads, head_dim], unless the implementation of the
-    operations that reads and writes it has a layout of its own. The first dimension is always the block."""
+    """The KV memory of one layer: twice [blocks, ...], block by block as BlockShape says."""
 
     keys: Tensor
     values: Tensor
 
 
-class KvCache:
-    """One Pools for each layer, float32."""
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """What one block of one layer holds."""
 
-    def __init__(self, capacity: Capacity, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
-        cell = (capacity.block_size, num_kv_heads, head_dim)
-        self._pools = _zeros(2, num_layers, capacity.num_blocks, *cell)
-        self._host = _zeros(2, num_layers, capacity.num_host_blocks, *cell)
-        keys, values = self._pools
-        self.layers = [Pools(*pools) for pools in zip(keys, values, strict=True)]
+    keys: tuple[int, ...]
+    values: tuple[int, ...]
+    dtype: DTypeLike = np.float32
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one block in one layer."""
+        return int(np.prod(self.keys) + np.prod(self.values)) * np.dtype(self.dtype).itemsize
+
+
+def plain_blocks(block_size: int, num_kv_heads: int, head_dim: int) -> BlockShape:
+    """[block_size, kv_heads, head_dim], float32: what the plain torch operations read."""
+    cells = (block_size, num_kv_heads, head_dim)
+    return BlockShape(cells, cells)
+
+
+class KvCache:
+    """layers: one Pools for each layer."""
+
+    def __init__(self, capacity: Capacity, num_layers: int, shape: BlockShape) -> None:
+        self.layers = [_zeros(shape, capacity.num_blocks) for _ in range(num_layers)]
+        self._host = [_zeros(shape, capacity.num_host_blocks) for _ in range(num_layers)]
 
     def copy(self, op: CopyBlocks) -> None:
         """Copy whole blocks of every layer; over on return."""
         sources, destinations = (
             torch.tensor(read_column(ids), dtype=torch.int64) for ids in (op.sources, op.destinations)
         )
-        source = self._host if op.direction == CopyDirection.IN else self._pools
-        destination = self._host if op.direction == CopyDirection.OUT else self._pools
-        for kind in range(2):
-            for layer in range(source.shape[1]):
-                destination[kind, layer].index_copy_(0, destinations, source[kind, layer].index_select(0, sources))
+        from_layers = self._host if op.direction == CopyDirection.IN else self.layers
+        to_layers = self._host if op.direction == CopyDirection.OUT else self.layers
+        for from_layer, to_layer in zip(from_layers, to_layers, strict=True):
+            for source, destination in zip(from_layer, to_layer, strict=True):
+                destination.index_copy_(0, destinations, source.index_select(0, sources))
 
 
-def _zeros(*shape: int) -> Tensor:
+def _zeros(shape: BlockShape, num_blocks: int) -> Pools:
     # numpy asks the kernel for zeroed memory, where torch would write every byte of it.
-    return torch.from_numpy(np.zeros(shape, np.float32))
+    keys, values = (
+        torch.from_numpy(np.zeros((num_blocks, *cells), shape.dtype)) for cells in (shape.keys, shape.values)
+    )
+    return Pools(keys, values)

@@ -1,47 +1,71 @@
 """Building the torch backend: file -> weights -> KV pool, in this order, since the pool takes what is left."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
 import torch
 
 from services.executor import gguf_file
-from services.executor.attention import ReferencePlan
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.config import LlamaConfig, read_config
+from services.executor.gguf_file import GgufFile
 from services.executor.grammars import Grammars
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import BlockShape, KvCache, plain_blocks
 from services.executor.matchers import Matchers
+from services.executor.native.binding import Shape
+from services.executor.native.choice import choose_kernels, kv_type
+from services.executor.native.loading import load_native
+from services.executor.native.model import kv_blocks
+from services.executor.native.packing import Packer
 from services.executor.operations import ReferenceOperations
-from services.executor.runner import TorchBackend
+from services.executor.runner import Model, TorchBackend
 from services.executor.weights import count_parameters, load_llama
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import ModelCard, RowFlag
 
 log = structlog.get_logger()
 
-_FLOAT32_BYTES = 4
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, the blocks of its KV memory, and what it computes in."""
+
+    model: Model[Any]
+    blocks: BlockShape
+    computes_in: str
 
 
 def open_torch(
     settings: ExecutorSettings, path: Path, name: str = "", grammars: Grammars | None = None
-) -> TorchBackend[ReferencePlan]:
+) -> TorchBackend[Any]:
     """Load a model and make room for its KV; raises GgufError or SettingsError. grammars: what slots may follow."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     file = gguf_file.read(path)
     config = read_config(file)
-    model = load_llama(file, config, ReferenceOperations())
-    capacity = _capacity(settings, config, name or config.name, count_parameters(file))
-    kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
-    backend = TorchBackend(model, capacity, kv)
+    loaded = _load(settings, file, config)
+    card = _card(settings, config, loaded, name or config.name, count_parameters(file))
+    capacity = _capacity(settings, card)
+    backend = TorchBackend(loaded.model, capacity, KvCache(capacity, config.num_layers, loaded.blocks))
     if grammars is not None:
         backend.follow(Matchers(grammars, capacity.card, settings.mask_threads))
     backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
-    log.info("model.loaded", path=str(path), num_blocks=capacity.num_blocks, block_size=capacity.block_size)
+    log.info("model.loaded", path=str(path), computes_in=loaded.computes_in, num_blocks=capacity.num_blocks)
     return backend
+
+
+def _load(settings: ExecutorSettings, file: GgufFile, config: LlamaConfig) -> Loaded:
+    kernels = choose_kernels(settings, config)
+    if kernels is None:
+        blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim)
+        return Loaded(load_llama(file, config, ReferenceOperations()), blocks, "float32")
+    shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, kv_type(settings))
+    model = load_native(file, config, shape, Packer(kernels, torch.get_num_threads()))
+    return Loaded(model, kv_blocks(shape), f"int8 {kernels.name.decode()}")
 
 
 def _dummy_step(block_size: int) -> StepBatch:
@@ -51,18 +75,20 @@ def _dummy_step(block_size: int) -> StepBatch:
     return pack(rows, np.zeros((1, 1), np.int32), block_size, step=0, received_ns=0)
 
 
-def _capacity(settings: ExecutorSettings, config: LlamaConfig, name: str, num_parameters: int) -> Capacity:
-    bytes_per_token = config.kv_values_per_token * _FLOAT32_BYTES
-    num_blocks = count_blocks(settings, bytes_per_token, config.context_length, free_memory())
-    card = ModelCard(
+def _card(settings: ExecutorSettings, config: LlamaConfig, loaded: Loaded, name: str, num_parameters: int) -> ModelCard:
+    return ModelCard(
         name=name,
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         eos_token_ids=config.eos_token_ids,
         backend="torch",
-        dtype=settings.dtype,
+        dtype=loaded.computes_in.split()[0],
         num_parameters=num_parameters,
-        kv_bytes_per_token=bytes_per_token,
+        kv_bytes_per_token=config.num_layers * loaded.blocks.num_bytes // settings.block_size,
     )
-    num_host_blocks = count_host_blocks(settings, bytes_per_token)
+
+
+def _capacity(settings: ExecutorSettings, card: ModelCard) -> Capacity:
+    num_blocks = count_blocks(settings, card.kv_bytes_per_token, card.context_length, free_memory())
+    num_host_blocks = count_host_blocks(settings, card.kv_bytes_per_token)
     return Capacity(num_blocks, settings.block_size, settings.max_rows, card, num_host_blocks)

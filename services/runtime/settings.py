@@ -82,6 +82,8 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     backend: Literal["torch", "simulated", "echo"] = "torch"  # what runs steps; the last two need no model
     device: Literal["cpu"] = "cpu"  # where the torch backend computes
     dtype: Literal["float32"] = "float32"  # of weights and KV in memory
+    precision: Literal["exact", "fast"] = "fast"  # plain torch, or native kernels: docs/kernels.md
+    kv_dtype: Literal["auto", "float32", "float16", "int8"] = "auto"  # of KV in memory, fast only; auto = float16
     block_size: Positive = 16  # positions of a KV block
     num_blocks: Count = 0  # blocks of the pool, the dummy included; 0 = from memory
     kv_memory_mb: Count = 0  # MiB for the KV pool when num_blocks is 0; 0 = half of what is free after the weights

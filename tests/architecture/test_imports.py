@@ -46,7 +46,8 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("typer", "rich", "click"): ("tandem.cli",),
     ("matplotlib",): ("tandem.cli.bench_plots", "tandem.cli.load_plots"),
     ("aiohttp",): ("tandem.load.completions_target",),
-    ("subprocess", "ctypes"): ("services.runtime",),
+    ("subprocess",): ("services.runtime",),
+    ("ctypes",): ("services.runtime", "services.executor.native"),
 }
 
 # The core is a pure function of its inputs: time, ids and seeds come in as arguments.

@@ -79,7 +79,11 @@ def test_outputs_equal_the_reference(name: str) -> None:
 def test_no_choice_of_the_scheduler_changes_an_output(choice: tuple[int, str, str, int, bool]) -> None:
     names = ("depth", "policy", "preemption", "chunk_size", "prefix_cache")
     scheduler: dict[str, Any] = {**dict(zip(names, choice, strict=True)), "token_budget": 64, "forecast": False}
-    _compare({"scheduler": scheduler, "executor": {"num_blocks": 40, "num_host_blocks": 400}}, 24, SHORT)
+    _compare(
+        {"scheduler": scheduler, "executor": {"num_blocks": 40, "num_host_blocks": 400}},
+        24,
+        SHORT,
+    )
 
 
 def _cut(case: dict[str, Any]) -> dict[str, Any]:
@@ -92,11 +96,16 @@ def _run(name: str, cases: list[dict[str, Any]]) -> None:
     depth, token_budget, chunk_size, num_blocks, concurrency, _ = COMBINATIONS[name]
     # Looking ahead would avoid the preemption that few blocks are there to force.
     scheduler = {"depth": depth, "token_budget": token_budget, "chunk_size": chunk_size, "forecast": not num_blocks}
-    _compare({"scheduler": scheduler, "executor": {"num_blocks": num_blocks or 2048}}, concurrency, cases)
+    _compare(
+        {"scheduler": scheduler, "executor": {"num_blocks": num_blocks or 2048}},
+        concurrency,
+        cases,
+    )
 
 
 def _compare(settings: dict[str, dict[str, Any]], concurrency: int, cases: list[dict[str, Any]]) -> None:
     """Send every case, so many at once, to a server with these settings; few blocks must lead to preemption."""
+    settings = {**settings, "executor": {"precision": "exact", **settings["executor"]}}
     common: dict[str, dict[str, Any]] = {"gateway": {"listen": "127.0.0.1:0"}, "links": {"death_s": 60.0}}
     with serving({**settings, **common}) as server, Client(server.address) as client:
         with ThreadPoolExecutor(concurrency) as pool:

@@ -8,7 +8,7 @@ from torch import Tensor
 from services.executor.attention import ReferencePlan
 from services.executor.batch import I32
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from tests.unit.executor.rig import small_capacity
@@ -35,5 +35,5 @@ def fake_backend(
 ) -> TorchBackend[ReferencePlan]:
     """A torch backend around a FakeModel, in debug mode."""
     capacity = small_capacity(vocab_size, num_blocks)
-    kv = KvCache(capacity, num_layers=1, num_kv_heads=1, head_dim=2)
+    kv = KvCache(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
     return TorchBackend(FakeModel(logits_of), capacity, kv, is_debug=True)

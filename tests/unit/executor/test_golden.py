@@ -21,7 +21,7 @@ NUM_PROMPTS, NUM_OUTPUTS = 8, 20
 
 @pytest.fixture(scope="module")
 def backend(default_model: Path) -> TorchBackend[ReferencePlan]:
-    return open_torch(ExecutorSettings(num_blocks=200, max_rows=16), default_model)
+    return open_torch(ExecutorSettings(precision="exact", num_blocks=200, max_rows=16), default_model)
 
 
 def golden(name: str) -> list[dict[str, Any]]:

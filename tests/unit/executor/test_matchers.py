@@ -16,7 +16,7 @@ from services.executor.attention import ReferencePlan
 from services.executor.batch import I32
 from services.executor.grammar import Compiler, Grammar, Matcher
 from services.executor.grammars import Grammars
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.masks import num_words
 from services.executor.matchers import Matchers
 from services.executor.runner import TorchBackend
@@ -73,7 +73,7 @@ class Engine:
         card = msgspec.structs.replace(small.card, eos_token_ids=ENDS)
         capacity = dataclasses.replace(small, card=card)
         self.grammars = Grammars(compile or Compiler(ExecutorSettings(), lambda: VOCABULARY), cache_size=4)
-        kv = KvCache(capacity, num_layers=1, num_kv_heads=1, head_dim=2)
+        kv = KvCache(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
         backend: TorchBackend[ReferencePlan] = TorchBackend(FakeModel(logits_of), capacity, kv, is_debug=True)
         backend.follow(Matchers(self.grammars, card, num_threads=2))
         self.driver = Driver(backend)

@@ -11,7 +11,7 @@ from gguf.constants import GGMLQuantizationType
 from services.executor import gguf_file, linear
 from services.executor.attention import ReferencePlan
 from services.executor.config import read_config
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
 from services.executor.torch_start import open_torch
@@ -35,7 +35,7 @@ from tests.unit.executor.rig import (
 )
 from tests.unit.executor.tiny_llama import Recipe, plain_greedy, plain_logits, random_weights
 
-SETTINGS = ExecutorSettings(block_size=4, num_blocks=200, max_rows=12)
+SETTINGS = ExecutorSettings(precision="exact", block_size=4, num_blocks=200, max_rows=12)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,7 @@ def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
     file = gguf_file.read(tiny_llama.write(tmp_path / "tiny.gguf", random_weights()))
     config = read_config(file)
     capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
-    kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
+    kv = KvCache(capacity, config.num_layers, plain_blocks(capacity.block_size, config.num_kv_heads, config.head_dim))
     driver = Driver(TorchBackend(load_llama(file, config, ReferenceOperations()), capacity, kv, is_debug=True))
     prompt = [5, 17, 40, 8, 61, 3]
     expected = plain_greedy(random_weights(), prompt, 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from services.executor.batch import I32
 from services.executor.capacity import Capacity
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.rope import make_tables
 from tests.unit.executor.rig import small_capacity
@@ -40,7 +40,7 @@ def test_halves_of_other_types_keep_their_type() -> None:
 
 def test_queries_and_keys_turn_and_only_the_cells_of_new_tokens_are_written() -> None:
     num_heads, num_kv_heads, head_dim = 6, 2, 8
-    kv = KvCache(capacity(), 1, num_kv_heads, head_dim)
+    kv = KvCache(capacity(), 1, plain_blocks(4, num_kv_heads, head_dim))
     positions, cells = torch.tensor([0, 3, 11]), torch.tensor([5, 13, 22])
     qkv = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim)
     inputs = StepInputs(positions, positions, cells, ReferenceOperations().prepare(*no_rows(), block_size=4))

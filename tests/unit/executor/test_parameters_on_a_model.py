@@ -18,7 +18,7 @@ from services.executor.attention import ReferencePlan
 from services.executor.batch import F64
 from services.executor.capacity import Capacity
 from services.executor.config import read_config
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import Model, TorchBackend
 from services.executor.weights import load_llama
@@ -122,7 +122,7 @@ def engine() -> Engine:
     model = Overheard(load_llama(file, config, ReferenceOperations()))
     card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)
     capacity = Capacity(num_blocks=200, block_size=4, max_rows=16, card=card, num_host_blocks=40)
-    kv = KvCache(capacity, config.num_layers, config.num_kv_heads, config.head_dim)
+    kv = KvCache(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))
     return Engine(model, TorchBackend(model, capacity, kv))
 
 

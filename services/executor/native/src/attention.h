@@ -1,0 +1,185 @@
+// Attention of a ragged batch over paged KV memory, with flash-attention's recurrence.
+//
+// A tile is some queries of one row times the query heads that share one kv head: its lines read the same keys, which
+// are loaded once for all of them. Keys are taken SPAN at a time, from multiples of SPAN on: a query's result is the
+// same bit for bit whatever else is in its tile. Nothing beyond a row's last position takes part, not even as 0 x NaN.
+#pragma once
+#include <limits>
+
+#include "kv.h"
+
+namespace {
+
+constexpr int WIDE = 16;               // a tile of products is LINES x WIDE
+constexpr int WIDE_VECTORS = WIDE / LANES;
+constexpr int LINES = 48;              // most lines of a tile
+constexpr int SPAN = 128;              // keys between two corrections of the running maximum
+constexpr int MAX_HEAD_DIM = 256;
+
+struct Tile {
+    int row, kv_head, first_query, num_queries;
+};
+
+struct AttentionScratch {
+    // [lines][head_dim], without gaps: lines a power of two apart would share few places of the cache.
+    alignas(64) float queries[LINES * MAX_HEAD_DIM];
+    alignas(64) float out[LINES * MAX_HEAD_DIM];
+    alignas(64) float scores[LINES][SPAN];
+    float most[LINES], total[LINES];
+};
+
+// c [M][WIDE] (+)= a [M][depth] x b [depth][WIDE]
+template <class Kv, int M>
+inline void multiply_tile(const float *a, int a_stride, const uint8_t *b, int64_t b_first, int b_stride, int depth,
+                          float *c, int c_stride, bool adds) {
+    F sums[M][WIDE_VECTORS];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < WIDE_VECTORS; v++) sums[m][v] = adds ? load(c + m * c_stride + v * LANES) : zero();
+    for (int k = 0; k < depth; k++) {
+        F row[WIDE_VECTORS];
+        for (int v = 0; v < WIDE_VECTORS; v++) row[v] = Kv::load_at(b, b_first + int64_t(k) * b_stride + v * LANES);
+        for (int m = 0; m < M; m++) {
+            const F x = all(a[m * a_stride + k]);
+            for (int v = 0; v < WIDE_VECTORS; v++) sums[m][v] = fma(x, row[v], sums[m][v]);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < WIDE_VECTORS; v++) store(c + m * c_stride + v * LANES, sums[m][v]);
+}
+
+template <class Kv>
+inline void multiply_lines(int lines, const float *a, int a_stride, const uint8_t *b, int64_t b_first, int b_stride,
+                           int depth, float *c, int c_stride, bool adds) {
+    int at = 0;
+    const auto step = [&](auto count) {
+        constexpr int M = decltype(count)::value;
+        multiply_tile<Kv, M>(a + at * a_stride, a_stride, b, b_first, b_stride, depth, c + at * c_stride, c_stride, adds);
+        at += M;
+    };
+    while (lines - at >= 6) step(std::integral_constant<int, 6>{});
+    switch (lines - at) {
+        case 5: return step(std::integral_constant<int, 5>{});
+        case 4: return step(std::integral_constant<int, 4>{});
+        case 3: return step(std::integral_constant<int, 3>{});
+        case 2: return step(std::integral_constant<int, 2>{});
+        case 1: return step(std::integral_constant<int, 1>{});
+    }
+}
+
+// One span's scores of a line become weights; what was summed before is scaled to the new maximum.
+inline void soften(AttentionScratch &s, int line, int start, int first, int last, int width, int head_dim) {
+    float *scores = s.scores[line];
+    const F hidden = all(-std::numeric_limits<float>::infinity());
+    F top = hidden;
+    for (int i = 0; i < width; i += LANES) {
+        const F x = within(load(scores + i), hidden, start + i, first, last);
+        store(scores + i, x);
+        top = max(x, top);
+    }
+    const float most = std::max(s.most[line], largest(top));
+    if (most == -std::numeric_limits<float>::infinity()) {
+        for (int i = 0; i < width; i += LANES) store(scores + i, zero());
+        return;
+    }
+    F total = zero();
+    for (int i = 0; i < width; i += LANES) {
+        // What is hidden must weigh exactly nothing, and e^x has a floor.
+        const F weight = within(exponential(sub(load(scores + i), all(most))), zero(), start + i, first, last);
+        store(scores + i, weight);
+        total = add(total, weight);
+    }
+    float kept = 1;
+    if (most > s.most[line]) {
+        alignas(64) float scale[LANES];
+        store(scale, exponential(all(s.most[line] - most)));
+        kept = s.most[line] == -std::numeric_limits<float>::infinity() ? 0 : scale[0];
+        float *out = s.out + line * head_dim;
+        for (int i = 0; i < head_dim; i += LANES) store(out + i, mul(load(out + i), all(kept)));
+        s.most[line] = most;
+    }
+    s.total[line] = s.total[line] * kept + sum(total);
+}
+
+template <class Kv>
+void attend_span(const TandemShape &shape, const TandemPools &pools, const int32_t *table, int kv_head, int lines,
+                 int start, int stop, const int *firsts, const int *lasts, AttentionScratch &s) {
+    const int d = shape.head_dim, bs = shape.block_size;
+    const int width = (stop - start + WIDE - 1) / WIDE * WIDE;
+    for (int i = 0; i < width; i += WIDE) {
+        const int position = start + i;
+        uint8_t *head = head_of(pools.keys, shape, table[position / bs], kv_head);
+        multiply_lines<Kv>(lines, s.queries, d, head, position % bs, bs, d, &s.scores[0][i], SPAN, false);
+        if (Kv::has_scales)
+            for (int line = 0; line < lines; line++)
+                for (int j = 0; j < WIDE; j += LANES)
+                    store(&s.scores[line][i + j], mul(load(&s.scores[line][i + j]),
+                                                      load(scales_of_head(head, shape) + position % bs + j)));
+    }
+    for (int line = 0; line < lines; line++) soften(s, line, start, firsts[line], lasts[line], width, d);
+    for (int i = 0; i < stop - start; i += WIDE) {
+        const int position = start + i, depth = std::min(WIDE, stop - position);
+        uint8_t *head = head_of(pools.values, shape, table[position / bs], kv_head);
+        if (Kv::has_scales)
+            for (int line = 0; line < lines; line++)
+                for (int j = 0; j < depth; j++) s.scores[line][i + j] *= scales_of_head(head, shape)[position % bs + j];
+        for (int e = 0; e < d; e += WIDE)
+            multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, head, int64_t(position % bs) * d + e, d, depth,
+                               s.out + e, d, true);
+    }
+}
+
+// Fill s.out with the attention of one tile; lines are query by query, head by head.
+template <class Kv>
+int attend_tile(const TandemShape &shape, const TandemStep &step, const Tile &tile, const float *qkv, int qkv_stride,
+                const TandemPools &pools, int window, AttentionScratch &s) {
+    const int group = shape.heads / shape.kv_heads, d = shape.head_dim, lines = tile.num_queries * group;
+    const int begin = step.cu_seqlens_q[tile.row], count = step.cu_seqlens_q[tile.row + 1] - begin;
+    const int first_seen = step.kv_lens[tile.row] - count + tile.first_query;  // the position of the first query
+    const float scale = 1 / std::sqrt(float(d));
+    int firsts[LINES], lasts[LINES];
+    for (int line = 0; line < lines; line++) {
+        const int query = line / group, head = tile.kv_head * group + line % group;
+        const float *q = qkv + int64_t(begin + tile.first_query + query) * qkv_stride + head * d;
+        for (int i = 0; i < d; i += LANES) {
+            store(s.queries + line * d + i, mul(load(q + i), all(scale)));
+            store(s.out + line * d + i, zero());
+        }
+        lasts[line] = first_seen + query + 1;
+        firsts[line] = window > 0 ? std::max(0, lasts[line] - window) : 0;
+        s.most[line] = -std::numeric_limits<float>::infinity();
+        s.total[line] = 0;
+    }
+    const int32_t *table = step.block_table + int64_t(tile.row) * step.table_stride;
+    const int stop = lasts[lines - 1];
+    for (int start = firsts[0] / SPAN * SPAN; start < stop; start += SPAN)
+        attend_span<Kv>(shape, pools, table, tile.kv_head, lines, start, std::min(start + SPAN, stop), firsts, lasts, s);
+    for (int line = 0; line < lines; line++) {
+        const F inverse = all(1 / s.total[line]);
+        for (float *out = s.out + line * d, *end = out + d; out < end; out += LANES) store(out, mul(load(out), inverse));
+    }
+    return lines;
+}
+
+inline int attend_any(const TandemShape &shape, const TandemStep &step, const Tile &tile, const float *qkv,
+                      int qkv_stride, const TandemPools &pools, int window, AttentionScratch &s) {
+    switch (shape.kv_type) {
+        case TANDEM_KV_F32: return attend_tile<Float32>(shape, step, tile, qkv, qkv_stride, pools, window, s);
+        case TANDEM_KV_F16: return attend_tile<Float16>(shape, step, tile, qkv, qkv_stride, pools, window, s);
+        default: return attend_tile<Int8>(shape, step, tile, qkv, qkv_stride, pools, window, s);
+    }
+}
+
+// The tiles of a step, at most one for each token and kv head; returns how many.
+inline int make_tiles(const TandemShape &shape, const TandemStep &step, Tile *tiles) {
+    const int most = std::max(1, LINES / (shape.heads / shape.kv_heads));
+    int count = 0;
+    for (int row = 0; row < step.rows; row++) {
+        const int queries = step.cu_seqlens_q[row + 1] - step.cu_seqlens_q[row];
+        for (int first = 0; first < queries; first += most)
+            for (int kv_head = 0; kv_head < shape.kv_heads; kv_head++)
+                tiles[count++] = Tile{row, kv_head, first, std::min(most, queries - first)};
+    }
+    return count;
+}
+
+}  // namespace

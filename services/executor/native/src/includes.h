@@ -1,0 +1,16 @@
+// The standard headers of the kernels, before any instruction set is chosen: their inline functions are shared with the
+// rest of the program, which must run anywhere.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <type_traits>
+#include <vector>
+
+#include "abi.h"

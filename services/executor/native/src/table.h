@@ -1,0 +1,112 @@
+// The table of one variant: each entry opens a parallel region around the kernels. Included last.
+#pragma once
+#include "best.h"
+#include "forward.h"
+
+namespace {
+
+void pack_entry(const TandemWeight *weight, const void *const *sources, int32_t threads) {
+    together(threads, [&](Team &team) {
+        team.each(num_strips(weight->rows), [&](int strip) {
+            for (int g = 0; g < STRIP_GROUPS; g++) pack_group(*weight, sources, strip * STRIP_GROUPS + g);
+        });
+    });
+}
+
+void embed_entry(const TandemWeight *weight, const int64_t *ids, int32_t tokens, float *out) {
+    for (int t = 0; t < tokens; t++) unpack_row(*weight, int(ids[t]), out + int64_t(t) * weight->columns);
+}
+
+void linear_entry(const TandemWeight *weight, const float *x, int32_t tokens, float *out, int32_t threads) {
+    const int blocks = weight->columns / BLOCK;
+    std::vector<Activations> activations(size_t(blocks) * size_t(tokens));
+    together(threads, [&](Team &team) {
+        team.each(tokens, [&](int t) {
+            quantize_row(x + int64_t(t) * weight->columns, weight->columns, activations.data() + t, tokens);
+        });
+        team.each(num_strips(weight->rows), [&](int strip) {
+            linear_item(*weight, strip, activations.data(), tokens, [&](int t, int first, int count, const float *values) {
+                memcpy(out + int64_t(t) * weight->rows + first, values, size_t(count) * 4);
+            });
+        });
+    });
+}
+
+void add_normalize_entry(float *hidden, const float *delta, const float *weight, float eps, int32_t tokens,
+                         int32_t size, float *out, int32_t threads) {
+    together(threads, [&](Team &team) {
+        team.each(tokens, [&](int t) {
+            const int64_t at = int64_t(t) * size;
+            if (delta) add_row(hidden + at, delta + at, size);
+            normalize_row(hidden + at, weight, eps, size, out + at);
+        });
+    });
+}
+
+void rotate_and_store_entry(const TandemShape *shape, const TandemStep *step, const float *cos, const float *sin,
+                            float *qkv, const TandemPools *pools) {
+    together(step->threads, [&](Team &team) {
+        team.each(step->tokens, [&](int t) {
+            const int64_t at = step->positions[t] * (shape->head_dim / 2);
+            rotate_and_store_row(*shape, cos + at, sin + at, step->slot_mapping[t], qkv + int64_t(t) * qkv_size(*shape),
+                                 *pools);
+        });
+    });
+}
+
+void attend_entry(const TandemShape *shape, const TandemStep *step, const float *qkv, const TandemPools *pools,
+                  int32_t window, float *out) {
+    std::vector<Tile> tiles(size_t(step->tokens) * size_t(shape->kv_heads));
+    const int count = make_tiles(*shape, *step, tiles.data()), group = shape->heads / shape->kv_heads;
+    std::vector<AttentionScratch> scratch(static_cast<size_t>(step->threads));
+    together(step->threads, [&](Team &team) {
+        AttentionScratch &own = scratch[size_t(omp_get_thread_num())];
+        team.each(count, [&](int index) {
+            const Tile &tile = tiles[size_t(index)];
+            const int lines = attend_any(*shape, *step, tile, qkv, qkv_size(*shape), *pools, window, own);
+            for (int line = 0; line < lines; line++) {
+                const int64_t t = step->cu_seqlens_q[tile.row] + tile.first_query + line / group;
+                const int head = tile.kv_head * group + line % group;
+                memcpy(out + (t * shape->heads + head) * shape->head_dim, own.out + line * shape->head_dim,
+                       size_t(shape->head_dim) * 4);
+            }
+        });
+    });
+}
+
+void gate_entry(const float *gate_up, int32_t tokens, int32_t ffn, float *out, int32_t threads) {
+    together(threads, [&](Team &team) {
+        team.each(tokens, [&](int t) {
+            const float *row = gate_up + int64_t(t) * 2 * ffn;
+            gate_row(row, row + ffn, ffn, out + int64_t(t) * ffn);
+        });
+    });
+}
+
+void best_entry(const float *logits, int32_t rows, int32_t vocab, int32_t count, float *values, int64_t *ids,
+                int32_t threads) {
+    together(threads, [&](Team &team) {
+        team.each(rows, [&](int row) {
+            best_of_row(logits + int64_t(row) * vocab, vocab, count, values + int64_t(row) * count,
+                        ids + int64_t(row) * count);
+        });
+    });
+}
+
+int64_t forward_bytes_entry(const TandemModel *model, int32_t tokens, int32_t threads) {
+    return Workspace(*model, tokens, threads, nullptr).bytes;
+}
+
+void forward_entry(const TandemModel *model, const TandemStep *step, const TandemPools *pools, uint8_t *scratch,
+                   float *out) {
+    Forward forward(*model, *step, pools, scratch);
+    together(step->threads, [&](Team &team) { forward.run(team, out); });
+}
+
+constexpr TandemKernels make_table(const char *name) {
+    return {name,           LANES,    packed_bytes,          pack_entry,         embed_entry,
+            linear_entry,   add_normalize_entry, rotate_and_store_entry, attend_entry, gate_entry,
+            best_entry,     forward_bytes_entry, forward_entry};
+}
+
+}  // namespace

@@ -1,0 +1,160 @@
+"""A whole model in the native kernels: close to the float32 reference, the same bit for bit however it is batched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+import torch
+from torch import Tensor
+
+from services.executor.batch import Rows, pack
+from services.executor.config import read_config
+from services.executor.gguf_file import GgufFile
+from services.executor.inputs import StepInputs
+from services.executor.kv_cache import KvCache, plain_blocks
+from services.executor.native.binding import Kernels, KvType, Shape
+from services.executor.native.loading import load_native, unsupported
+from services.executor.native.model import kv_blocks
+from services.executor.native.packing import Packer
+from services.executor.operations import ReferenceOperations
+from services.executor.runner import Model, TorchBackend
+from services.executor.torch_start import open_torch
+from services.executor.weights import load_llama
+from services.runtime.settings import ExecutorSettings
+from services.wire.messages import Sampling
+from tests.unit.executor import tiny_llama
+from tests.unit.executor.native.conftest import LIBRARY
+from tests.unit.executor.rig import Request, generate, small_capacity
+
+GOLDEN = Path(__file__).parents[3] / "data" / "golden" / "greedy.jsonl"
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+MEAN_KL = 0.02
+SURE = 1.0  # a margin between the two best logits beyond which no rounding may change which is best
+FAST = ExecutorSettings(precision="fast", num_blocks=200, max_rows=16)
+
+needs_kernels = pytest.mark.skipif(LIBRARY is None, reason="no kernels were built")
+
+
+def golden() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in GOLDEN.read_text().splitlines()]
+
+
+class Scorer:
+    """A model and KV memory of its own; gives the logits of every position of one sequence."""
+
+    def __init__(self, model: Model[Any], kv: KvCache) -> None:
+        self._model, self._kv = model, kv
+
+    def logits(self, token_ids: list[int], first: int, chunk: int = 10_000) -> Tensor:
+        """[len(token_ids) - first, vocab], computed chunk by chunk."""
+        parts = [self._chunk(token_ids, at, min(chunk, len(token_ids) - at)) for at in range(0, len(token_ids), chunk)]
+        return self._model.logits(torch.cat(parts)[first:]).clone()
+
+    def _chunk(self, tokens: list[int], position: int, count: int) -> Tensor:
+        one = np.ones(1, np.int32)
+        inputs = np.array(tokens[position : position + count], np.int32)
+        rows = Rows(one, one, one * np.int32(position), one * np.int32(count), one * np.int32(0), inputs)
+        tables = np.arange(2 * NUM_BLOCKS, dtype=np.int32).reshape(2, -1) % NUM_BLOCKS
+        batch = pack(rows, tables, BLOCK_SIZE, step=1, received_ns=0)
+        plan = self._model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
+        token_ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
+        return self._model.forward(StepInputs(token_ids, positions, cells, plan), self._kv)
+
+
+def native_scorer(file: GgufFile, kernels: Kernels, kv_type: KvType = KvType.FLOAT16) -> Scorer:
+    config = read_config(file)
+    shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
+    capacity = small_capacity(config.vocab_size, NUM_BLOCKS)
+    model = load_native(file, config, shape, Packer(kernels, 1))
+    return Scorer(model, KvCache(capacity, config.num_layers, kv_blocks(shape)))
+
+
+def exact_scorer(file: GgufFile) -> Scorer:
+    config = read_config(file)
+    kv = KvCache(
+        small_capacity(config.vocab_size, NUM_BLOCKS),
+        config.num_layers,
+        plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim),
+    )
+    return Scorer(load_llama(file, config, ReferenceOperations()), kv)
+
+
+def compare(fast: Scorer, exact: Scorer, cases: list[dict[str, Any]]) -> float:
+    """The mean divergence over the contexts of the outputs; asserts that sure tokens stay."""
+    divergences = []
+    for case in cases:
+        token_ids = [*case["prompt_token_ids"], *case["output_token_ids"]][:-1]
+        first = len(case["prompt_token_ids"]) - 1
+        wanted, got = exact.logits(token_ids, first), fast.logits(token_ids, first)
+        expected, actual = wanted.double().log_softmax(-1), got.double().log_softmax(-1)
+        divergences.append((expected.exp() * (expected - actual)).sum(-1))
+        top = wanted.topk(2).values
+        is_sure = top[:, 0] - top[:, 1] > SURE
+        assert torch.equal(wanted.argmax(-1)[is_sure], got.argmax(-1)[is_sure])
+    return float(torch.cat(divergences).mean())
+
+
+def test_distributions_are_those_of_the_reference(kernels: Kernels, default_file: GgufFile) -> None:
+    cases = sorted(golden(), key=lambda case: len(case["prompt_token_ids"]))[:4]
+    assert compare(native_scorer(default_file, kernels), exact_scorer(default_file), cases) < MEAN_KL
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kv_type", KvType)
+def test_distributions_over_all_golden_contexts(kernels: Kernels, default_file: GgufFile, kv_type: KvType) -> None:
+    divergence = compare(native_scorer(default_file, kernels, kv_type), exact_scorer(default_file), golden())
+    print(f"{kernels.name.decode()}, KV {kv_type.name}: mean KL {divergence:.5f}")
+    assert divergence < MEAN_KL
+
+
+@pytest.mark.parametrize("kv_type", KvType)
+def test_chunks_change_no_bit(kernels: Kernels, default_file: GgufFile, kv_type: KvType) -> None:
+    scorer = native_scorer(default_file, kernels, kv_type)
+    token_ids = golden()[0]["prompt_token_ids"][:40]
+    whole = scorer.logits(token_ids, 0)
+    assert torch.equal(scorer.logits(token_ids, 0, chunk=7), whole)
+
+
+@needs_kernels
+def test_company_changes_no_token(default_model: Path) -> None:
+    backend = open_torch(FAST, default_model)
+    assert backend.capacity.card.dtype == "int8"
+    assert backend.capacity.card.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
+
+    def requests() -> list[Request]:
+        return [
+            Request(
+                case["prompt_token_ids"],
+                10,
+                Sampling(temperature=0.0 if index % 2 else 0.8, logprobs=0),
+                seed=index,
+                chunk=(5, 11, 1000)[index % 3],
+                starts_at=index,
+            )
+            for index, case in enumerate(golden()[:6])
+        ]
+
+    together, alone = requests(), requests()
+    generate(backend, together)
+    for request in alone:
+        generate(backend, [request])
+    assert [request.outputs for request in together] == [request.outputs for request in alone]
+    assert [request.logprobs for request in together] == [request.logprobs for request in alone]
+
+
+def test_a_model_that_the_kernels_cannot_express_runs_in_torch(tmp_path: Path) -> None:
+    path = tiny_llama.write(tmp_path / "tiny.gguf", tiny_llama.random_weights())
+    with structlog.testing.capture_logs() as logs:
+        backend: TorchBackend[Any] = open_torch(FAST, path)
+    assert backend.capacity.card.dtype == "float32"
+    [missing] = [entry for entry in logs if entry["event"] == "kernels.missing"]
+    assert "head size" in missing["reason"]
+
+
+def test_a_block_size_that_the_kernels_cannot_read_is_named(default_file: GgufFile) -> None:
+    assert unsupported(read_config(default_file), 24) == "executor.block_size 24 is no multiple of 16"
+    assert unsupported(read_config(default_file), 32) == ""
