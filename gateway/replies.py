@@ -46,11 +46,16 @@ class Completions:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
+        self._is_plain = not terms.shown.token_ids and terms.shown.num_logprobs is None
 
     def chunk(self, call: Call, piece: Piece, last: Summary | None) -> inference_pb2.GenerateChunk:
         """One message of StreamGenerate."""
-        chunk = inference_pb2.GenerateChunk(request_id=call.identity.request, index=piece.index)
-        chunk.text = _echo(call, piece) + piece.text
+        text = _echo(call, piece) + piece.text if piece.is_first else piece.text
+        chunk = inference_pb2.GenerateChunk(
+            request_id=call.identity.request, index=piece.index, text=text, num_tokens=piece.num_tokens
+        )
+        if last is None and self._is_plain and not piece.is_first and piece.end is None:
+            return chunk  # most messages of most streams
         _fill_chunk(chunk, self._terms, call, piece)
         _conclude(chunk, self._terms, last)
         return chunk
@@ -124,7 +129,7 @@ def _echo(call: Call, piece: Piece) -> str:
 
 
 def _fill_chunk(chunk: Chunk, terms: Terms, call: Call, piece: Piece) -> None:
-    chunk.num_tokens = columns.length(piece.token_column)
+    chunk.num_tokens = piece.num_tokens
     _fill_tokens(chunk, terms, call, piece)
     if piece.is_first and piece.index == 0 and terms.shown.num_prompt_logprobs is not None:
         _fill_prompt_logprobs(chunk, terms.shown.num_prompt_logprobs, call)

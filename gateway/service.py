@@ -45,6 +45,9 @@ log = structlog.get_logger()
 
 # Between a call's failure and the moment its client is told of it over a write that does not end.
 STUCK_S = 0.5
+# What passes when a call ends, and the bounds of what a client is told to wait for that.
+LACKS_ROOM = (reasons.ERROR_REASON_TOO_MANY_CALLS, reasons.ERROR_REASON_QUEUE_FULL)
+MIN_RETRY_S, MAX_RETRY_S = 0.1, 30.0
 
 
 class Gateway:
@@ -72,7 +75,10 @@ class Gateway:
     @contextmanager
     def call(self, terms: Terms, is_stream: bool) -> Iterator[Call]:
         """An open call; however the block is left, the engine stops working for it. Raises CallError."""
-        call = self.calls.open(terms, self.clock(), is_stream)
+        try:
+            call = self.calls.open(terms, self.clock(), is_stream)
+        except CallError as error:
+            raise replace(error, retry_after_s=self._room_in_s(error)) from error
         if is_stream:
             pace = terms.message_bounds
             call.mailbox.pace = Pace(self.pacer, call.identity.incarnation, pace.max_tokens, pace.max_delay_s)
@@ -96,7 +102,8 @@ class Gateway:
         try:
             self._submits.send(admission.submit(terms, call.identity, prompt.tokens, remaining_ms))
         except LinkFull as error:
-            raise CallError(reasons.ERROR_REASON_QUEUE_FULL, "the engine takes no more requests now") from error
+            full = CallError(reasons.ERROR_REASON_QUEUE_FULL, "the engine takes no more requests now")
+            raise replace(full, retry_after_s=self._room_in_s(full)) from error
         call.is_submitted, call.submitted = True, self.clock()
         log.debug("request.submitted", request_id=call.identity.request, num_prompt_tokens=call.num_prompt_tokens)
 
@@ -165,6 +172,13 @@ class Gateway:
             abort = asyncio.get_running_loop().create_task(call.abort(told))
             self._aborts.add(abort)
             abort.add_done_callback(self._aborts.discard)
+
+    def _room_in_s(self, error: CallError) -> float | None:
+        """When another try may find room, by the rate at which calls end; None where that is not what is lacking."""
+        load = self.engine.loads.last
+        if error.reason not in LACKS_ROOM or load is None or not load.drain_rate:
+            return None
+        return min(max(1 / load.drain_rate, MIN_RETRY_S), MAX_RETRY_S)
 
     def _phase_changed(self, phase: Phase) -> None:
         log.info("engine.phase", phase=phase.name.lower())

@@ -222,7 +222,10 @@ async def test_more_calls_than_may_be_open_are_refused(tokenizer: Tokenizer) -> 
         submits = [await front.engine.submit() for _ in calls]
         error = await error_of(front.generate())
         assert (error.code, error.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_CALLS")
-        assert error.retry_s is not None
+        assert error.retry_s == 1.0, "nothing was measured yet"
+        front.engine.tell(Load(num_waiting=0, num_running=2, num_free_blocks=3, num_blocks=7, drain_rate=0.5))
+        await eventually(lambda: front.server.gateway.engine.loads.last is not None)
+        assert (await error_of(front.generate())).retry_s == 2.0, "at the rate that was measured"
         for submit in submits:
             front.engine.end(submit)
         await asyncio.gather(*calls)
