@@ -8,6 +8,7 @@ import msgspec
 from services.runtime.settings import ServerSettings
 
 # Of the gateway's own settings those that are numbers are told, and these; whatever else there is may be a secret.
+UNTOLD = frozenset({"links.keys"})
 TOLD_TEXTS = frozenset({"name", "listen", "admin_listen", "metrics_listen", "otlp_endpoint"})
 
 
@@ -22,4 +23,6 @@ def about(settings: ServerSettings) -> Mapping[str, str]:
         for key, value in values.items():
             if section != "gateway" or key in TOLD_TEXTS or isinstance(value, int | float):
                 told[f"{section}.{key}"] = str(value)
+    for key in UNTOLD:
+        told.pop(key, None)
     return told

@@ -1,6 +1,6 @@
-"""The `tandem` command: serve, generate, chat, models, bench, status, admin.
+"""The `tandem` command: serve, generate, chat, models, bench, status, admin, token.
 
-Serve and bench alone are no clients of a server.
+Serve, bench and token alone are no clients of a server.
 """
 
 from importlib.metadata import version
@@ -15,6 +15,7 @@ from tandem.cli.failures import told
 from tandem.cli.generate import generate
 from tandem.cli.load import load
 from tandem.cli.serve import serve
+from tandem.cli.token import token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(serve)
 app.command()(generate)
 app.command()(chat)
+app.command("token")(token)
 bench = typer.Typer(invoke_without_command=True, help="Put servers under load, or the scheduler into virtual time.")
 bench.callback()(load)
 bench.command()(policies)

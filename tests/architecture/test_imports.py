@@ -24,6 +24,7 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     "tandem": (),
     # One command of the public face starts the server; the rest is a client like any other.
     "tandem.cli.serve": ("services.runtime", "tandem"),
+    "tandem.cli.token": ("services.runtime.access", "tandem"),
     "tandem.cli.startup": ("services.runtime.settings", "tandem"),
     # Another finds the server that runs here.
     "tandem.cli.admin": ("services.runtime", "tandem"),

@@ -42,9 +42,9 @@ class Fortress:
     def listeners(self) -> list[Listener]:
         """Everything that listens."""
         (run_dir,) = self.process.root.glob("tandem-*")
-        admin = (run_dir / "gateway-0.admin").read_text()
+        published = [Listener(name, (run_dir / f"gateway-0.{name}").read_text()) for name in ("admin", "metrics")]
         links = [Listener(f"link {index}", f"tcp://127.0.0.1:{self.base_port + index}") for index in range(NUM_PORTS)]
-        return [Listener("grpc", self.address), Listener("unix", self.unix), Listener("admin", admin), *links]
+        return [Listener("grpc", self.address), Listener("unix", self.unix), *published, *links]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,7 @@ def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
             "tls_key": str(folder / "key"),
             "tokens": str(folder / "tokens"),
             "admin_listen": "127.0.0.1:0",
+            "metrics_listen": "127.0.0.1:0",
             "admin_tokens": str(folder / "tokens"),
             "max_message_bytes": 100_000,
             "drain_s": 1.0,
