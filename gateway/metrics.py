@@ -12,7 +12,6 @@ from prometheus_client import Metric as Family
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from gateway.accounts import OK, Record
-from gateway.engine import Phase
 from gateway.errors import CallError
 from gateway.goodput import Goodput
 from gateway.histogram import LONG_SECONDS, SHORT_SECONDS, TOKENS, Histogram
@@ -109,7 +108,7 @@ class Metrics:
         values |= self._engine_values()
         values |= {
             "tandem_open_calls": _one(len(self._gateway.calls)),
-            "tandem_ready": _one(self._gateway.engine.phase is Phase.READY),
+            "tandem_ready": _one(self._gateway.is_serving),
             "tandem_inter_token_seconds": _one(self._gateway.calls.gaps),
             "tandem_finished_sequences": [((reason,), count) for reason, count in self._finished.items()],
             "tandem_calls": list(self._calls.items()),

@@ -105,7 +105,6 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._can_tokenize = False
         self._started = time.monotonic()
-        self._is_leaving = False
         self._dead = asyncio.Event()
         self._health = Health(SERVICE_NAMES)
         self.operations = Operations(self.gateway, self._health, timing.run_dir, about)
@@ -211,7 +210,7 @@ class Server:
         """Health first: whoever routes calls here has drain_delay_s to stop doing so before a call is refused."""
         if self.gateway.engine.phase >= Phase.DRAINING:
             return
-        self._is_leaving = True
+        self.gateway.is_leaving = True
         await self._show_health(False)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._dead.wait(), self._settings.drain_delay_s)
@@ -239,7 +238,7 @@ class Server:
             await asyncio.wait_for(self._guard.idle.wait(), timeout_s)
 
     def _phase_changed(self, phase: Phase) -> None:
-        self._run(self._show_health(phase is Phase.READY and not self._is_leaving))
+        self._run(self._show_health(self.gateway.is_serving))
         if phase is Phase.DEAD:
             self._dead.set()
             if not self._over.done():

@@ -66,6 +66,7 @@ class Gateway:
         self.engine = Engine(settings, threads, self._phase_changed)
         self.calls = Calls(settings.name, first_incarnation, settings.max_open_calls, settings.max_unread_tokens)
         self.pacer = Pacer(settings.coalesce_ms / 1000, settings.max_messages_per_s, clock)
+        self.is_leaving = False  # health says so before calls are refused
         self.on_phase: Callable[[Phase], None] = lambda phase: None
         self.orders = Orders(settings.name, submits, settings.order_timeout_s)
         self._submits = submits
@@ -90,6 +91,11 @@ class Gateway:
         finally:
             self.release(call)
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether calls are taken, and will be for a while: what health tells whoever routes them."""
+        return self.engine.phase is Phase.READY and not self.is_leaving
+
     def submit(self, call: Call, terms: Terms, prompt: Prompt, remaining_s: float | None) -> None:
         """Hand an open call to the engine; raises CallError. remaining_s: until the deadline of its gRPC, if any."""
         # Asked anew: the engine may have gone while a long prompt was tokenized.
@@ -110,10 +116,7 @@ class Gateway:
     def release(self, call: Call) -> None:
         """Let a call go, and tell the engine if it still works for it. Idempotent."""
         self.calls.close(call)
-        if call.needs_cancel:
-            call.is_submitted = False
-            self._unsent.append(Cancel(call.identity))
-            self._flush()
+        self._stop_work(call)
 
     def cancel(self, request_id: str, why: str) -> bool:
         """End an open call for its client and for the engine, dropping what is untold; False when none is open."""
@@ -122,11 +125,8 @@ class Gateway:
             return False
         call.mailbox.discard()
         call.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, why))
-        if call.writing_since is None:
-            self.release(call)
-        else:
-            self._abandon(call, why)
-        return True
+        self._stop_work(call)
+        return True  # it stays in the table until its client has been told, or does not read: see `tick`
 
     def absorb_texts(self, batches: Iterable[TextBatch]) -> None:
         """Hand out new text and ends."""
@@ -160,6 +160,12 @@ class Gateway:
         self._flush()
         for call in self.calls.stuck(now, STUCK_S, self.settings.stall_s):
             self._abandon(call, f"nothing was read for {now - (call.writing_since or now):.1f} s")
+
+    def _stop_work(self, call: Call) -> None:
+        if call.needs_cancel:
+            call.is_submitted = False
+            self._unsent.append(Cancel(call.identity))
+            self._flush()
 
     def _abandon(self, call: Call, why: str) -> None:
         """End a call whose client does not read: the engine's work now, the client's wait as soon as it reads again."""

@@ -50,8 +50,9 @@ class VllmServicer:
 
     async def HealthCheck(self, request: pb.HealthCheckRequest, context: Context) -> pb.HealthCheckResponse:
         """Whether calls are taken."""
-        phase = self._gateway.engine.phase
-        return pb.HealthCheckResponse(healthy=phase is Phase.READY, message=phase.name.lower())
+        phase, is_serving = self._gateway.engine.phase, self._gateway.is_serving
+        message = "leaving" if phase is Phase.READY and not is_serving else phase.name.lower()
+        return pb.HealthCheckResponse(healthy=is_serving, message=message)
 
     async def GetModelInfo(self, request: pb.GetModelInfoRequest, context: Context) -> pb.GetModelInfoResponse:
         """What is served."""

@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ def marks(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     return {decorator.attr for decorator in function.decorator_list if isinstance(decorator, ast.Attribute)}
 
 
+@cache
 def functions() -> dict[str, set[str]]:
     """Every test by file and name, and its marks."""
     return {

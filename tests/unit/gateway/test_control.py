@@ -22,6 +22,7 @@ from services.tokenizer import Tokenizer
 from services.wire.messages import Control, ControlReply, ControlVerb, Draining, Load
 from tandem.v1 import control_pb2 as pb
 from tests.unit.gateway.rig import SETTINGS, Front, error_of, eventually, read, rest, running
+from tests.unit.gateway.test_cancel import slow_channel, stuck_stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -167,6 +168,17 @@ async def test_calls_are_cancelled_by_id_and_the_unknown_are_named(tokenizer: To
         assert cancelled == {"a", "b"}
         there.front.engine.end(submits["kept"])
         await kept
+
+
+async def test_a_cancelled_call_whose_client_does_not_read_is_let_go(tokenizer: Tokenizer) -> None:
+    async with desk(tokenizer) as there, slow_channel(there.front) as channel:
+        submit, rest_of_it = await stuck_stream(there.front, channel)
+        (call,) = there.front.server.gateway.calls
+        request = pb.CancelRequest(request_ids=[call.identity.request])
+        assert (await there.call("Cancel", request, pb.CancelResponse)).num_cancelled == 1
+        assert (await there.front.engine.cancel()).identity == submit.identity
+        await eventually(lambda: len(there.front.server.gateway.calls) == 0)
+        assert (await error_of(rest_of_it)).reason == "CANCELLED"
 
 
 async def test_all_calls_are_cancelled_by_the_scheduler(tokenizer: Tokenizer) -> None:
