@@ -10,6 +10,7 @@ from array import array
 from services.scheduler.core import scores
 from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import LENGTH, STOP, State
+from services.scheduler.core.step import StepRecord
 from services.scheduler.core.swap import absorb_copies
 from services.wire import columns
 from services.wire.messages import FailedRow, FailureReason, FinishReason, StepResult
@@ -32,42 +33,40 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
         run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
     for run, count in record.copied:
         run.confirmed += count
-    ended, dropped = _take_tokens(runs, tokens)
-    delivered = [run.sequence for run in runs]
-    if dropped:
-        delivered = [sequence for index, sequence in enumerate(delivered) if index not in dropped]
-        tokens = array("i", [token for index, token in enumerate(tokens) if index not in dropped])
+    ended, num_wasted = _take_tokens(runs, tokens)
+    delivered = runs
+    if num_wasted:
+        delivered = [run for run in runs if run.sequence.finish is None]
+        tokens = array("i", [t for run, t in zip(runs, tokens, strict=True) if run.sequence.finish is None])
     if record.added:
-        _note_first_tokens(state, delivered, now)
+        _note_first_tokens(state, delivered[-len(record.added) :], now)
     state.counters.num_output_tokens += len(delivered)
-    state.counters.num_wasted_rows += len(dropped)
+    state.counters.num_wasted_rows += num_wasted
     logprobs = result.logprobs and scores.of_outputs(result.logprobs, rows, delivered)
-    prompts, silent = None, list[Sequence]()
+    prompts, silent = None, list[Run]()
     if result.prompt_logprobs is not None:
         prompts, silent = scores.of_prompts(result.prompt_logprobs, record, delivered)
     state.outbox.deliver(delivered, tokens, logprobs, prompts, silent)
     _clear_blame(state, runs)
-    for run, count in record.added:
-        if count > 1 and run.is_live:
-            state.cache.publish(run)  # at once: somebody may be waiting for these blocks
+    _publish_chunks(state, record)
     for sequence, token in ended:
         _end(state, sequence, token, now)
     for failure in result.failed_rows:
         _fail(state, rows[failure.row].sequence, failure, now)
 
 
-def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequence, int]], dict[int, None]]:
-    """The pass: who may have ended with which token, and the indices of rows nobody wants any more.
+def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequence, int]], int]:
+    """The pass: who may have ended with which token, and how many rows nobody wants any more, whose sequence has ended.
 
     A carried run is live and short of its limit, so the common row costs one test, one count and one append.
     """
     ended: list[tuple[Sequence, int]] = []
-    dropped: dict[int, None] = {}
-    for index, (run, token) in enumerate(zip(runs, tokens, strict=True)):
+    num_wasted = 0
+    for run, token in zip(runs, tokens, strict=True):
         if run.is_carried:
             run.confirmed += 1
         elif run.sequence.finish is not None:
-            dropped[index] = None
+            num_wasted += 1
             continue
         else:
             if run.is_live:
@@ -79,16 +78,29 @@ def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequ
         run.tokens.append(token)
         if token in run.stop_token_ids:
             ended.append((run.sequence, token))
-    return ended, dropped
+    return ended, num_wasted
 
 
-def _note_first_tokens(state: State, delivered: list[Sequence], now: int) -> None:
-    for sequence in delivered:
+def _note_first_tokens(state: State, last: list[Run], now: int) -> None:
+    """A first token comes with an added row, so it is among the last of those delivered."""
+    for run in last:
+        sequence = run.sequence
         if not sequence.t_first_token:
             sequence.t_first_token = now
             state.outbox.start(sequence, now)
             if sequence.key.index == 0:  # the prompt is one, however many samples it has
                 state.counters.num_prompt_tokens += sequence.num_prompt_tokens
+
+
+def _publish_chunks(state: State, record: StepRecord) -> None:
+    """Blocks that chunks have filled are published at once when somebody waits for such, else after the sends."""
+    for run, count in record.added:
+        if count > 1 and run.is_live:
+            if state.cache.is_awaited:
+                state.cache.publish(run)
+            else:
+                state.unpublished.setdefault(run, run.confirmed)
+    state.cache.is_awaited = False
 
 
 def _clear_blame(state: State, runs: list[Run]) -> None:

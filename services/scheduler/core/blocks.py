@@ -6,7 +6,7 @@ one table or more. Invariant: free + idle + held = total, and a count is the num
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class BlockPool:
@@ -46,16 +46,13 @@ class BlockPool:
         Asking for none, or for more than num_free, is a bug.
         """
         assert 1 <= count <= self.num_free, f"{count} blocks asked of {self.num_free} free"
-        num_evicted = count - len(self._free)
-        for _ in range(num_evicted):
-            block, _ = self._idle.popitem(last=False)
-            self._is_published[block] = 0
-            self._on_evict(block)
-            self._free.append(block)
-        blocks = self._free[: -count - 1 : -1]
-        del self._free[-count:]
+        free, holders = self._free, self._num_holders
+        if count > len(free):
+            self._evict(count - len(free))
+        blocks = free[: -count - 1 : -1]
+        del free[-count:]
         for block in blocks:
-            self._num_holders[block] = 1
+            holders[block] = 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -68,13 +65,18 @@ class BlockPool:
                 del self._idle[block]
             self._num_holders[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: Sequence[int]) -> None:
         """One table fewer names these blocks, given in its order; the last of a table is used again first."""
-        for block in reversed(list(blocks)):
-            assert self._num_holders[block] > 0, f"block {block} freed twice"
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
-                self._rest(block)
+        holders, is_published = self._num_holders, self._is_published
+        for block in reversed(blocks):
+            num_left = holders[block] - 1
+            assert num_left >= 0, f"block {block} freed twice"
+            holders[block] = num_left
+            if num_left == 0:
+                if is_published[block]:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
 
     def publish(self, block: int) -> None:
         """From now on the block is never written, and rests as idle when nobody holds it."""
@@ -104,8 +106,9 @@ class BlockPool:
         """Blocks held by nobody and still published, least recently used first."""
         return list(self._idle)
 
-    def _rest(self, block: int) -> None:
-        if self._is_published[block]:
-            self._idle[block] = None
-        else:
+    def _evict(self, count: int) -> None:
+        for _ in range(count):
+            block, _ = self._idle.popitem(last=False)
+            self._is_published[block] = 0
+            self._on_evict(block)
             self._free.append(block)

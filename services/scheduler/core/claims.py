@@ -8,7 +8,7 @@ those out that go before it.
 
 from collections.abc import Iterator
 
-from services.scheduler.core.granting import fit, grant, prefill_budget
+from services.scheduler.core.granting import fit, grant, grant_decode, prefill_budget
 from services.scheduler.core.joining import admit_waiting
 from services.scheduler.core.sequence import Run
 from services.scheduler.core.state import State
@@ -17,12 +17,16 @@ from services.scheduler.core.step import Draft
 
 def grant_claims(state: State, draft: Draft, now: int) -> None:
     """Serve the claims, and before each chunk the waiting that go before it."""
-    claims = sorted(state.claims, key=lambda run: state.policy.precedence(run.sequence))
+    claims = list(state.claims)
     if state.credits.is_any_silent:
         claims = [run for run in claims if state.has_credit(run.sequence)]
-    wanted = [run.num_wanted for run in claims]
-    draft.budget = prefill_budget(state, state.num_carried + wanted.count(1))
-    for run, num_wanted in zip(claims, wanted, strict=True):
+    decode = [run for run in claims if run.num_wanted == 1]
+    draft.budget = prefill_budget(state, state.num_carried + len(decode))
+    if _is_enough(state, claims):
+        grant_decode(state, draft, decode)
+        claims = [run for run in claims if run.num_wanted > 1]
+    for run in sorted(claims, key=lambda run: state.policy.precedence(run.sequence)):
+        num_wanted = run.num_wanted
         if num_wanted > 1 and run.is_live:
             admit_waiting(state, draft, now, before=run)
         if not run.is_live:
@@ -32,6 +36,15 @@ def grant_claims(state: State, draft: Draft, now: int) -> None:
         if count > 0:
             grant(state, draft, run, count)
             draft.budget -= 0 if num_wanted == 1 else count
+
+
+def _is_enough(state: State, claims: list[Run]) -> bool:
+    """Whether there are blocks for all claims together, so that the order of the decode rows among them is nothing."""
+    most = len(claims)  # beyond whole blocks of chunks, each may begin one
+    for run in claims:
+        if run.num_wanted > 1:
+            most += state.pool.blocks_for(min(run.num_wanted, state.limits.chunk_size))
+    return most <= state.pool.num_free
 
 
 def _may_take(state: State, draft: Draft, run: Run) -> Iterator[Run]:

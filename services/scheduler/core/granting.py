@@ -30,6 +30,8 @@ def fit(state: State, run: Run, count: int, may_take: Iterable[Run]) -> int:
     when not one has."""
     pool = state.pool
     own = len(run.blocks) * pool.block_size - run.planned
+    if count <= own:
+        return count
     if count > 0 and own == 0 and pool.num_free == 0 and not is_copying_out(state):
         victim = state.choose_victim(other for other in may_take if other is not run and other.copy is None)
         if victim is not None:
@@ -41,7 +43,8 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
     """Blocks for `count` more tokens, and a row for them."""
     pool = state.pool
     draft.granted[run] = None
-    state.tenants.serve_prompt(run.sequence, run.planned + count, PREFILL_WEIGHT)
+    if run.planned < run.sequence.num_prompt_tokens:
+        state.tenants.serve_prompt(run.sequence, run.planned + count, PREFILL_WEIGHT)
     num_needed = pool.blocks_for(run.planned + count) - len(run.blocks)
     if num_needed > 0:
         draft.append_blocks(run, pool.allocate(num_needed))
@@ -52,3 +55,20 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
         draft.add_row(run, count)
         if count > 1:
             state.cache.expect(run)
+
+
+def grant_decode(state: State, draft: Draft, runs: list[Run]) -> None:
+    """One token for each, where there are blocks enough. Nearly all have just filled a block and sampled: those get
+    another each, all at once, and go on by themselves."""
+    size = state.pool.block_size
+    full: list[Run] = []
+    for run in runs:
+        if run.planned == len(run.blocks) * size and 0 < run.last_sampled_step == state.last_step:
+            full.append(run)
+        else:
+            grant(state, draft, run, 1)
+    if full:
+        draft.append_block_each(full, state.pool.allocate(len(full)))
+        for run in full:
+            run.due = min(run.planned + size, run.sequence.limit - 1)
+            state.promote(run)

@@ -39,7 +39,7 @@ def _check_places(state: State) -> None:
     if state.capacity is not None:
         slots = sorted(state.free_slots + [run.slot for run in state.running])
         assert slots == list(range(1, state.capacity.max_rows + 1)), "a slot is lost or held twice"
-        assert len(state.running) - state.num_ending <= state.max_rows() or not state.is_open
+        assert len(state.running) - state.num_ending <= state.max_rows or not state.is_open
 
 
 def _check_blocks(state: State) -> None:

@@ -26,8 +26,11 @@ def admit_waiting(state: State, draft: Draft, now: int, before: Run | None = Non
         _has_begun(run) and state.has_credit(run.sequence) for run in state.running
     )
     precedence = state.policy.precedence
+    may_displace = _may_displace(state)
     for sequence in state.waiting.candidates():
         if draft.budget <= 0 or (before is not None and precedence(sequence) > precedence(before.sequence)):
+            return
+        if not (may_displace or state.has_place()):
             return
         if not state.has_credit(sequence) or not state.constraints.is_ready(sequence):
             continue
@@ -70,7 +73,8 @@ def _num_new_blocks(state: State, sequence: Sequence, head: Head, count: int) ->
         return len(sequence.swapped.host_blocks)
     pool = state.pool
     num_planned = len(sequence.tokens) if sequence.t_first_planned else head.num_positions + count
-    return pool.blocks_for(num_planned) - len(head.blocks) + pool.num_idle_of(head.blocks)
+    num_needed = pool.blocks_for(num_planned)
+    return num_needed - len(head.blocks) + pool.num_idle_of(head.blocks) if head.blocks else num_needed
 
 
 def _start(state: State, draft: Draft, sequence: Sequence, head: Head, now: int) -> Run:
@@ -79,10 +83,11 @@ def _start(state: State, draft: Draft, sequence: Sequence, head: Head, now: int)
     if not sequence.t_first_planned:
         _account(state, sequence, head)
     run = state.admit(sequence, now)
-    pool.share(head.blocks)
-    draft.append_blocks(run, head.blocks)
-    run.planned = run.confirmed = num_shared * pool.block_size
-    run.num_cached_blocks = run.num_published = run.num_expected = num_shared
+    if num_shared:
+        pool.share(head.blocks)
+        draft.append_blocks(run, head.blocks)
+        run.planned = run.confirmed = num_shared * pool.block_size
+        run.num_cached_blocks = run.num_published = run.num_expected = num_shared
     if run.planned < head.num_positions:
         draft.append_blocks(run, pool.allocate(1))
         draft.copy_tail(run, head.tail, head.num_positions)
@@ -106,8 +111,7 @@ def _account(state: State, sequence: Sequence, head: Head) -> None:
 def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int) -> bool:
     """Take from those that must give way, if that makes room at all; not in a plan that somebody has joined."""
     pool = state.pool
-    must_somebody = state.policy.uses_priority or state.credits.is_any_silent
-    if not must_somebody or draft.has_joined or is_copying_out(state):
+    if not _may_displace(state) or draft.has_joined or is_copying_out(state):
         return False
     yielding = [
         run
@@ -130,3 +134,8 @@ def _displace(state: State, draft: Draft, sequence: Sequence, num_needed: int) -
         if num_needed <= pool.num_free and state.has_place():
             break
     return has_displaced
+
+
+def _may_displace(state: State) -> bool:
+    """Whether there can be anybody who must give way to the waiting."""
+    return state.policy.uses_priority or state.credits.is_any_silent

@@ -5,7 +5,7 @@ Knows what was said, not why. Invariant: each sequence is opened once, closed on
 
 from array import array
 
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Run, Sequence
 from services.wire import columns
 from services.wire.messages import (
     Close,
@@ -41,18 +41,18 @@ class Outbox:
 
     def deliver(
         self,
-        sequences: list[Sequence],
+        runs: list[Run],
         tokens: "array[int]",
         logprobs: Logprobs | None,
         prompts: Logprobs | None,
-        silent: list[Sequence],
+        silent: list[Run],
     ) -> None:
-        """The new token of each sequence; at most once a batch. silent: they have no token, but are scored in prompts;
-        behind the others."""
+        """The new token of each run's sequence; at most once a batch. silent: they have no token, but are scored in
+        prompts; behind the others."""
         assert self._deltas is None, "two steps in one TokenBatch"
-        if sequences or silent:
-            keys = tuple([sequence.key for sequence in (sequences + silent if silent else sequences)])
-            counts = columns.pack([1] * len(sequences) + [0] * len(silent))
+        if runs or silent:
+            keys = tuple([run.key for run in (runs + silent if silent else runs)])
+            counts = columns.pack([1] * len(runs) + [0] * len(silent))
             self._deltas = Deltas(keys, counts, tokens.tobytes(), logprobs, prompts)
 
     def close(

@@ -6,6 +6,7 @@ so a victim costs no undoing.
 """
 
 from collections.abc import Callable
+from itertools import compress
 
 from services.scheduler.core.claims import grant_claims
 from services.scheduler.core.granting import fit, grant
@@ -96,10 +97,10 @@ def _bring_in(state: State, suspect: Sequence, now: int) -> Run | None:
 
 def _send_off(state: State, draft: Draft) -> StepPlan:
     """Move every carried row on, note who must claim next time, and write the plan and its record."""
-    rows, dropped = state.last_rows, []
+    rows = state.last_rows
+    dropped: list[int] = []
     if state.num_carried != len(rows):
-        dropped = [index for index, run in enumerate(rows) if not run.is_carried]
-        rows = [run for run in rows if run.is_carried]
+        rows, dropped = _without_ended(rows, len(rows) - state.num_carried)
     state.last_step = draft.step
     state.tenants.serve_step()
     for run in rows:
@@ -120,6 +121,17 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
     return draft.plan(state.epoch, ops, dropped)
 
 
+def _without_ended(rows: list[Run], num_dropped: int) -> tuple[list[Run], list[int]]:
+    """The rows that go on, and the indices of the others: so few that they are looked for one by one."""
+    carried = [run.is_carried for run in rows]
+    dropped: list[int] = []
+    start = 0
+    for _ in range(num_dropped):
+        start = carried.index(False, start) + 1
+        dropped.append(start - 1)
+    return list(compress(rows, carried)), dropped
+
+
 def _come_due(state: State, run: Run) -> None:
     """A carried run has filled its blocks, or will end with what is in flight."""
     state.demote(run)
@@ -127,7 +139,7 @@ def _come_due(state: State, run: Run) -> None:
         state.await_end(run)
     else:
         state.claims[run] = None
-        state.unpublished[run] = None
+        state.unpublished[run] = run.planned
 
 
 def _carry_on(state: State, run: Run) -> None:

@@ -38,6 +38,7 @@ class PrefixCache:
         self._block_of: dict[bytes, int] = {}
         self._content_of: dict[int, Content] = {}
         self._expected: dict[bytes, Run] = {}
+        self.is_awaited = False  # somebody was told that a block is expected
 
     def match(self, sequence: Sequence) -> list[int]:
         """Blocks holding the longest published prefix of the known tokens; at least one token is left to compute."""
@@ -45,9 +46,8 @@ class PrefixCache:
         if not self._is_on or sequence.sampling.prompt_logprobs is not None:
             return blocks  # logprobs of the prompt need every position computed
         for index in range((len(sequence.tokens) - 1) // self._block_size):
-            content = self._content(sequence, index)
-            block = self._block_of.get(content.key)
-            if block is None or self._content_of[block] != content:
+            block = self._block_of.get(self._key(sequence, index))
+            if block is None or self._content_of[block] != self._content(sequence, index):
                 break
             blocks.append(block)
         return blocks
@@ -56,7 +56,9 @@ class PrefixCache:
         """Whether the block after the hits is being computed for somebody else."""
         if not self._expected or num_hits >= (len(sequence.tokens) - 1) // self._block_size:
             return False
-        return self._key(sequence, num_hits) in self._expected
+        is_expected = self._key(sequence, num_hits) in self._expected
+        self.is_awaited |= is_expected
+        return is_expected
 
     def hash_known(self, sequence: Sequence) -> None:
         """Compute the keys of a sequence ahead of need."""

@@ -35,7 +35,7 @@ def fail_step(state: State, step: int, detail: str, now: int) -> Hello:
     _blame(state, [record], detail, now)
     forget_copies(state)
     # Runs that were ending need rows again: those that are too many now come back later.
-    for run in sorted(state.running, key=lambda run: state.policy.precedence(run.sequence))[state.max_rows() :]:
+    for run in sorted(state.running, key=lambda run: state.policy.precedence(run.sequence))[state.max_rows :]:
         state.preempt(run)
     for run in list(state.running):
         if not run.sequence.is_scored:
@@ -111,17 +111,8 @@ def _renew(state: State, sequence: Sequence) -> None:
 
 def _adopt(state: State, ready: Ready, now: int) -> None:
     """Take over a new executor's capacity and judge every live request against it."""
-    state.capacity = Capacity(
-        ready.num_blocks,
-        ready.block_size,
-        ready.max_rows,
-        ready.num_host_blocks,
-        ready.card.context_length,
-        frozenset(ready.card.eos_token_ids),
-    )
-    state.set_pool(ready.num_blocks, ready.block_size)
-    state.free_slots = list(range(ready.max_rows, 0, -1))
-    state.host_blocks = list(range(ready.num_host_blocks))
+    sizes = (ready.num_blocks, ready.block_size, ready.max_rows, ready.num_host_blocks)
+    state.set_capacity(Capacity(*sizes, ready.card.context_length, frozenset(ready.card.eos_token_ids)))
     for sequence in list(state.waiting):
         sequence.chain.clear()  # keys are of blocks of the former size
         verdict = judge(state, sequence)

@@ -133,9 +133,10 @@ class Scheduler:
             if sequence.finish is None:
                 state.cache.hash_known(sequence)
         state.unhashed.clear()
-        for run in state.unpublished:
+        for run, end in list(state.unpublished.items()):
             state.cache.publish(run)
-        state.unpublished.clear()
+            if run.confirmed >= end:
+                del state.unpublished[run]
         for (num_tokens, num_positions), duration in state.finished_steps:
             state.step_time.learn(num_tokens, num_positions, duration / 1000)
             state.step_sizes.note(num_tokens, duration // 1000)

@@ -8,30 +8,29 @@ of a prompt is always the next token that was not (Sequence.num_scored).
 from array import array
 from collections import Counter
 
-from services.scheduler.core.sequence import Run, Sequence
+from services.scheduler.core.sequence import Run
 from services.scheduler.core.step import StepRecord
 from services.wire import columns
 from services.wire.messages import Logprobs
 
 
-def of_outputs(logprobs: Logprobs, rows: list[Run], delivered: list[Sequence]) -> Logprobs | None:
+def of_outputs(logprobs: Logprobs, rows: list[Run], delivered: list[Run]) -> Logprobs | None:
     """Those of the tokens delivered; those of dropped rows vanish."""
-    index_of = {sequence: index for index, sequence in enumerate(delivered)}
-    return _onto(logprobs, [index_of.get(rows[row].sequence) for row in columns.unpack(logprobs.rows)])
+    index_of = {run: index for index, run in enumerate(delivered)}
+    return _onto(logprobs, [index_of.get(rows[row]) for row in columns.unpack(logprobs.rows)])
 
 
-def of_prompts(
-    logprobs: Logprobs, record: StepRecord, delivered: list[Sequence]
-) -> tuple[Logprobs | None, list[Sequence]]:
-    """Those of prompt tokens not told before, and the sequences that have no token in this batch but these."""
-    index_of = {sequence: index for index, sequence in enumerate(delivered)}
-    silent: list[Sequence] = []
+def of_prompts(logprobs: Logprobs, record: StepRecord, delivered: list[Run]) -> tuple[Logprobs | None, list[Run]]:
+    """Those of prompt tokens not told before, and the rows that have no token in this batch but these."""
+    index_of = {run: index for index, run in enumerate(delivered)}
+    silent: list[Run] = []
     named = columns.unpack(logprobs.rows)
     num_left = Counter(named)  # entries to come of each row; its last is of the last prompt token that it has
     first_added = len(record.rows) - len(record.added)
     deltas: list[int | None] = []
     for row in named:
-        sequence = record.rows[row].sequence
+        run = record.rows[row]
+        sequence = run.sequence
         position = record.scored[row - first_added] - num_left[row]
         num_left[row] -= 1
         if sequence.finish is not None or position < sequence.num_scored:
@@ -39,10 +38,10 @@ def of_prompts(
             continue
         assert position == sequence.num_scored, f"prompt token {position} scored where {sequence.num_scored} was due"
         sequence.num_scored += 1
-        if sequence not in index_of:
-            index_of[sequence] = len(delivered) + len(silent)
-            silent.append(sequence)
-        deltas.append(index_of[sequence])
+        if run not in index_of:
+            index_of[run] = len(delivered) + len(silent)
+            silent.append(run)
+        deltas.append(index_of[run])
     return _onto(logprobs, deltas), silent
 
 

@@ -181,6 +181,7 @@ class Run:
         "is_ending",
         "is_live",
         "is_tainted",
+        "key",
         "last_planned_step",
         "last_sampled_step",
         "num_cached_blocks",
@@ -195,6 +196,7 @@ class Run:
 
     def __init__(self, sequence: Sequence, slot: int, generation: int) -> None:
         self.sequence = sequence
+        self.key = sequence.key
         self.tokens = sequence.tokens  # the sequence's own; the pass over sampled rows reads them here
         self.stop_token_ids = sequence.stop_token_ids
         self.slot = slot

@@ -52,6 +52,8 @@ def _parent_of(sequence: Sequence) -> Run | None:
     samples = sequence.request.sequences
     if len(samples) == 1 or sequence.num_prompt_tokens == 1:
         return None
+    if not sequence.is_scored:
+        return None  # logprobs of the prompt need every position computed
     runs = [sample.run for sample in samples if sample.run is not None]
     return next(filter(_has_prompt, runs), runs[0] if runs else None)
 

@@ -98,6 +98,7 @@ class State:
         self.drain_rate = DrainRate()
         self.counters = Counters()
         self.capacity: Capacity | None = None
+        self.max_rows = 1  # most rows of a step
         self.set_pool(2, 1)  # until an executor says what it has
         self.unhashed: list[Sequence] = []  # new sequences whose keys are computed after the sends
         self.finished_steps: list[tuple[tuple[int, int], int]] = []  # sizes and durations not yet learned from
@@ -109,7 +110,7 @@ class State:
         self.num_copies = 0
         self.host_blocks: list[int] = []  # free blocks of the host pool
         self.last_preemption_step = 0
-        self.unpublished: dict[Run, None] = {}  # runs that have filled a block since the last tidying
+        self.unpublished: dict[Run, int] = {}  # runs that filled a block, and the position it ends at
         self.free_slots: list[int] = []
         self.generation = 0
         self.num_arrivals = 0
@@ -117,6 +118,16 @@ class State:
         self.is_open = False  # the executor has answered this epoch's Hello
         self.is_paused = False
         self.is_draining = False
+
+    def set_capacity(self, capacity: Capacity) -> None:
+        """What another executor has: every slot, block and host block of it is free."""
+        self.capacity = capacity
+        # Every decode row always fits the budget, the prefill quantum left out.
+        budget = self.limits.token_budget - self.limits.prefill_quantum
+        self.max_rows = max(1, min(self.limits.max_num_seqs, budget, capacity.max_rows))
+        self.set_pool(capacity.num_blocks, capacity.block_size)
+        self.free_slots = list(range(capacity.max_rows, 0, -1))
+        self.host_blocks = list(range(capacity.num_host_blocks))
 
     def set_pool(self, num_blocks: int, block_size: int) -> None:
         """An empty pool and an empty prefix cache over it."""
@@ -157,15 +168,9 @@ class State:
         """Whom of these to preempt, by the policy and the rule in force."""
         return choose_victim(runs, self.policy, self.limits.victim, self.has_credit, self.pool)
 
-    def max_rows(self) -> int:
-        """Most rows of a step: every decode row always fits the budget, the prefill quantum left out."""
-        assert self.capacity is not None
-        limits = self.limits
-        return max(1, min(limits.max_num_seqs, limits.token_budget - limits.prefill_quantum, self.capacity.max_rows))
-
     def has_place(self) -> bool:
         """Whether one more may run: it finds a slot, and a row in each step; a run that is ending takes none."""
-        return bool(self.free_slots) and len(self.running) - self.num_ending < self.max_rows()
+        return bool(self.free_slots) and len(self.running) - self.num_ending < self.max_rows
 
     def num_held_positions(self) -> int:
         """KV positions of the blocks that cannot be allocated now."""

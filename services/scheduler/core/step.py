@@ -69,10 +69,20 @@ class Draft:
     def append_blocks(self, run: Run, blocks: list[int]) -> None:
         """Blocks join the run's table, in it and on the executor."""
         start = len(run.blocks)
-        run.blocks.extend(blocks)
-        self._append_slots.extend([run.slot] * len(blocks))
-        self._append_starts.extend(range(start, start + len(blocks)))
-        self._append_blocks.extend(blocks)
+        for index in range(start, start + len(blocks)):
+            self._append_slots.append(run.slot)
+            self._append_starts.append(index)
+        run.blocks += blocks
+        self._append_blocks += blocks
+
+    def append_block_each(self, runs: list[Run], blocks: list[int]) -> None:
+        """One block joins the table of each run."""
+        self.granted.update(dict.fromkeys(runs))
+        self._append_slots += [run.slot for run in runs]
+        self._append_starts += [len(run.blocks) for run in runs]
+        self._append_blocks += blocks
+        for run, block in zip(runs, blocks, strict=True):
+            run.blocks.append(block)
 
     def copy_tail(self, run: Run, tail: int, num_positions: int) -> None:
         """The run's last block becomes a copy of this one, of which it uses the positions up to so many. They count as

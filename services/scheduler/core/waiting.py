@@ -53,7 +53,8 @@ class WaitingQueue:
         """Take a sequence out; it must be there."""
         group = self._policy.group(sequence)
         members = self._groups[group]
-        index = bisect_left(members, self._policy.order(sequence), key=self._policy.order)
+        is_first = members[0] is sequence  # as whoever joins is
+        index = 0 if is_first else bisect_left(members, self._policy.order(sequence), key=self._policy.order)
         assert members[index] is sequence, "the sequence is not waiting"
         del members[index]
         if not members:

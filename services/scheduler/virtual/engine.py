@@ -108,7 +108,7 @@ class Engine:
         state = self.scheduler.state
         record = state.inflight[-1]
         num_rows, num_tokens = len(record.rows), record.size[0]
-        facts = StepFacts(plan.step, num_rows, num_tokens, state.max_rows(), len(state.waiting))
+        facts = StepFacts(plan.step, num_rows, num_tokens, state.max_rows, len(state.waiting))
         self.journal.steps.append(facts)
         joined = {op.generation for op in plan.ops if isinstance(op, SlotInit)}
         for run in takewhile(lambda run: run.generation in joined, reversed(state.running)):

@@ -9,7 +9,16 @@ from services.scheduler.core.policy import FAIR, STATIC, priority
 from services.scheduler.core.sequence import Run
 from services.scheduler.core.tenant import DECODE_WEIGHT, PREFILL_WEIGHT
 from services.wire import columns
-from services.wire.messages import CopyBlocks, CopyDirection, FailureReason, FinishReason, Identity, SlotInit, Submit
+from services.wire.messages import (
+    CopyBlocks,
+    CopyDirection,
+    FailureReason,
+    FinishReason,
+    Identity,
+    SequenceKey,
+    SlotInit,
+    Submit,
+)
 from tests.unit.scheduler.executor_model import continuation
 from tests.unit.scheduler.rig import Rig, limits, submit_message
 
@@ -345,6 +354,21 @@ def test_only_the_first_sample_asks_for_logprobs_of_the_prompt() -> None:
     inits = [op for plan in rig.plans for op in plan.ops if isinstance(op, SlotInit)]
     assert [op.sampling.prompt_logprobs for op in inits] == [2, None, None]
     assert num_computed(rig) == 10 + 3 * 6
+
+
+def test_a_first_sample_that_is_not_scored_yet_computes_its_prompt_again() -> None:
+    """The step in which both compute the last position fails: the other one keeps the prompt, and it is not forked
+    from, since the logprobs would be missing."""
+    rig = Rig(limits(depth=1, chunk_size=8), block_size=4)
+    submit = submit_message("a", prompt_of(9), n=2, max_tokens=6, seed=SEED, prompt_logprobs=0)
+    rig.submit(submit)
+    rig.turn()
+    rig.plan()
+    assert [run.planned for run in runs(rig)] == [9, 9]
+    rig.deliver(fails=True)
+    rig.run()
+    assert_alone(rig, submit)
+    assert rig.scored == {SequenceKey("g", "a", 1, 0): prompt_of(9)[1:]}
 
 
 def test_a_static_batch_takes_the_samples_of_those_in_it_and_nobody_else() -> None:

@@ -6,7 +6,7 @@ from hashlib import blake2b
 import pytest
 
 from services.scheduler.core import prefix
-from services.wire.messages import Identity, Submit
+from services.wire.messages import Identity, StepPlan, Submit
 from tests.unit.scheduler.executor_model import continuation
 from tests.unit.scheduler.rig import Rig, Shape, limits, submit_message
 
@@ -132,6 +132,54 @@ def test_a_twin_waits_for_one_step_and_then_joins_with_the_prefix() -> None:
     rig.run()
     assert rig.row_history[0] == [("r0", 133), ("other", 20)], "whoever waits for a twin is passed over"
     assert rig.row_history[1] == [("r0", 1), ("other", 1), ("r1", 5), ("r2", 5)]
+
+
+def absorb_and_plan(rig: Rig) -> StepPlan:
+    """As the service does: what can wait comes after the sends, and so after the next plan."""
+    assert rig.scheduler.absorb(rig.executor.step(), rig.now) is None
+    plan = rig.scheduler.plan(rig.now)
+    assert plan is not None
+    rig.executor.receive(plan)
+    return plan
+
+
+def test_a_twin_that_waits_joins_the_plan_that_follows_the_result() -> None:
+    rig = Rig(limits(depth=1, token_budget=512, chunk_size=512), num_blocks=200, block_size=16)
+    for submit in twins(2):
+        rig.submit(submit)
+    rig.plan()
+    absorb_and_plan(rig)
+    first, second = rig.scheduler.state.running
+    assert second.blocks[:8] == first.blocks[:8] and second.num_cached_blocks == 8
+    rig.run()
+    assert_all_alone(rig, twins(2))
+
+
+def test_blocks_that_nobody_waits_for_are_published_after_the_sends() -> None:
+    rig = Rig(limits(depth=1, token_budget=512, chunk_size=512), num_blocks=200, block_size=16)
+    rig.submit(twins(1)[0])
+    rig.plan()
+    cache = rig.scheduler.state.cache
+    absorb_and_plan(rig)
+    assert not cache.contents()
+    rig.scheduler.tidy()
+    assert len(cache.contents()) == 8
+    rig.run()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_blocks_filled_by_decoding_are_found_once_they_are_acknowledged(depth: int, block_size: int) -> None:
+    rig = Rig(limits(depth=depth), block_size=block_size)
+    rig.submit(submit_message("a", tokens(3), max_tokens=30))
+    rig.turn()
+    (run,) = rig.scheduler.state.running
+
+    def check() -> None:
+        if run.is_live:
+            assert run.num_published == run.confirmed // block_size
+
+    rig.until(lambda: not rig.scheduler.state.requests, check)
 
 
 @pytest.mark.parametrize("chunk", [48, 512])
