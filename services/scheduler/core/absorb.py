@@ -99,7 +99,7 @@ def _publish_chunks(state: State, record: StepRecord) -> None:
             if state.cache.is_awaited:
                 state.cache.publish(run)
             else:
-                state.unpublished.setdefault(run, run.confirmed)
+                state.unpublished[run] = run.confirmed
     state.cache.is_awaited = False
 
 

@@ -150,6 +150,8 @@ def _check_rows(state: State) -> None:
     steps = [record.step for record in state.inflight]
     assert steps == list(range(state.last_step - len(steps) + 1, state.last_step + 1)), "a step is missing"
     assert not state.inflight or state.inflight[-1].rows == state.last_rows, "another baseline than the executor's"
+    assert all(run.is_carried or run in state.stopped for run in state.last_rows), "a row that will not be dropped"
+    assert all(run in state.last_rows for run in state.stopped)
     assert state.num_carried == sum(run.is_carried for run in state.last_rows)
     assert state.num_ending == sum(run.is_ending for run in state.running)
     assert all(run in state.running for run in [*state.claims, *state.unpublished])

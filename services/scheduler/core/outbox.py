@@ -35,9 +35,8 @@ class Outbox:
 
     def start(self, sequence: Sequence, now: int) -> None:
         """The sequence's first token is among the deltas."""
-        timings = _timings(sequence, now)
-        cached = sequence.num_cached_tokens
-        self._starts.append(Start(sequence.key, cached, timings.queue_us, timings.prefill_us))
+        queue_us, prefill_us, _ = _stretches(sequence, now)
+        self._starts.append(Start(sequence.key, sequence.num_cached_tokens, queue_us, prefill_us))
 
     def deliver(
         self,
@@ -73,7 +72,7 @@ class Outbox:
                 num_output_tokens=sequence.num_output_tokens,
                 num_cached_tokens=sequence.num_cached_tokens,
                 matched_token=matched_token,
-                timings=_timings(sequence, now),
+                timings=Timings(*_stretches(sequence, now)),
                 retry_after_ms=retry_after_ms,
             )
         )
@@ -88,12 +87,9 @@ class Outbox:
         return batch
 
 
-def _timings(sequence: Sequence, now: int) -> Timings:
-    """Microseconds of each stretch that was reached; a stretch still going ends now."""
+def _stretches(sequence: Sequence, now: int) -> tuple[int, int, int]:
+    """Microseconds from submit to the first plan, from there to the first token, and from there until now; of a stretch
+    that is still going on, until now."""
     planned = sequence.t_first_planned or now
     token = sequence.t_first_token or now
-    return Timings(
-        queue_us=(planned - sequence.t_submitted) // 1000,
-        prefill_us=(token - planned) // 1000,
-        decode_us=(now - token) // 1000,
-    )
+    return (planned - sequence.t_submitted) // 1000, (token - planned) // 1000, (now - token) // 1000

@@ -6,7 +6,6 @@ so a victim costs no undoing.
 """
 
 from collections.abc import Callable
-from itertools import compress
 
 from services.scheduler.core.claims import grant_claims
 from services.scheduler.core.granting import fit, grant
@@ -100,7 +99,8 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
     rows = state.last_rows
     dropped: list[int] = []
     if state.num_carried != len(rows):
-        rows, dropped = _without_ended(rows, len(rows) - state.num_carried)
+        rows, dropped = _without_stopped(rows, state.stopped)
+    state.stopped.clear()
     state.last_step = draft.step
     state.tenants.serve_step()
     for run in rows:
@@ -113,6 +113,8 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
         for (run, _), samples in zip(draft.added, draft.samples, strict=True):
             if samples:
                 _carry_on(state, run)
+            if not run.is_carried:
+                state.stopped.append(run)
     state.last_rows = rows
     num_tokens = len(rows) + sum(count - 1 for _, count in draft.added)
     state.inflight.append(StepRecord(draft, rows, (num_tokens, state.num_held_positions())))
@@ -121,15 +123,13 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
     return draft.plan(state.epoch, ops, dropped)
 
 
-def _without_ended(rows: list[Run], num_dropped: int) -> tuple[list[Run], list[int]]:
-    """The rows that go on, and the indices of the others: so few that they are looked for one by one."""
-    carried = [run.is_carried for run in rows]
-    dropped: list[int] = []
-    start = 0
-    for _ in range(num_dropped):
-        start = carried.index(False, start) + 1
-        dropped.append(start - 1)
-    return list(compress(rows, carried)), dropped
+def _without_stopped(rows: list[Run], stopped: list[Run]) -> tuple[list[Run], list[int]]:
+    """The rows that go on, and the indices of the others, which are few among many."""
+    dropped = sorted({rows.index(run) for run in stopped if not run.is_carried})
+    rows = rows.copy()
+    for index in reversed(dropped):
+        del rows[index]
+    return rows, dropped
 
 
 def _come_due(state: State, run: Run) -> None:
@@ -139,7 +139,7 @@ def _come_due(state: State, run: Run) -> None:
         state.await_end(run)
     else:
         state.claims[run] = None
-        state.unpublished[run] = run.planned
+        state.unpublished.setdefault(run, run.planned)
 
 
 def _carry_on(state: State, run: Run) -> None:

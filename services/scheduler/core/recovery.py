@@ -89,6 +89,7 @@ def _forget_steps(state: State) -> None:
     for run in state.running:
         state.demote(run)
     state.last_rows = []
+    state.stopped.clear()
     for sequence in state.waiting:
         sequence.late = 0
 

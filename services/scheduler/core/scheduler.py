@@ -134,9 +134,9 @@ class Scheduler:
                 state.cache.hash_known(sequence)
         state.unhashed.clear()
         for run, end in list(state.unpublished.items()):
-            state.cache.publish(run)
             if run.confirmed >= end:
-                del state.unpublished[run]
+                state.cache.publish(run)
+                state.note_full(run)
         for (num_tokens, num_positions), duration in state.finished_steps:
             state.step_time.learn(num_tokens, num_positions, duration / 1000)
             state.step_sizes.note(num_tokens, duration // 1000)

@@ -74,6 +74,9 @@ class Counters(Struct):
     num_forks: int = 0
 
 
+NOTHING_YET = Capacity(num_blocks=2, block_size=1, max_rows=0, num_host_blocks=0, context_length=0)
+
+
 class State:
     """All of it. `capacity` and `pool` are there once an executor has said Ready."""
 
@@ -86,6 +89,7 @@ class State:
         self.running: dict[Run, None] = {}  # in order of admission
         self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
         self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
+        self.stopped: list[Run] = []  # of last_rows those that do not go on by themselves, unless they do again
         self.num_carried = 0  # of last_rows, those that go on by themselves
         self.num_ending = 0  # of running, those that take no row any more
         self.last_step = 0
@@ -98,8 +102,7 @@ class State:
         self.drain_rate = DrainRate()
         self.counters = Counters()
         self.capacity: Capacity | None = None
-        self.max_rows = 1  # most rows of a step
-        self.set_pool(2, 1)  # until an executor says what it has
+        self._make_room(NOTHING_YET)
         self.unhashed: list[Sequence] = []  # new sequences whose keys are computed after the sends
         self.finished_steps: list[tuple[tuple[int, int], int]] = []  # sizes and durations not yet learned from
         self.step_time = StepTime()
@@ -108,10 +111,8 @@ class State:
         self.copy_time = CopyTime()
         self.copies: dict[int, Copy] = {}  # ordered and not reported
         self.num_copies = 0
-        self.host_blocks: list[int] = []  # free blocks of the host pool
         self.last_preemption_step = 0
-        self.unpublished: dict[Run, int] = {}  # runs that filled a block, and the position it ends at
-        self.free_slots: list[int] = []
+        self.unpublished: dict[Run, int] = {}  # runs with a full block to publish once this position is confirmed
         self.generation = 0
         self.num_arrivals = 0
         self.epoch = self.instance = 0
@@ -122,16 +123,15 @@ class State:
     def set_capacity(self, capacity: Capacity) -> None:
         """What another executor has: every slot, block and host block of it is free."""
         self.capacity = capacity
+        self._make_room(capacity)
+
+    def _make_room(self, capacity: Capacity) -> None:
         # Every decode row always fits the budget, the prefill quantum left out.
         budget = self.limits.token_budget - self.limits.prefill_quantum
-        self.max_rows = max(1, min(self.limits.max_num_seqs, budget, capacity.max_rows))
-        self.set_pool(capacity.num_blocks, capacity.block_size)
+        self.max_rows = max(1, min(self.limits.max_num_seqs, budget, capacity.max_rows))  # of a step
         self.free_slots = list(range(capacity.max_rows, 0, -1))
-        self.host_blocks = list(range(capacity.num_host_blocks))
-
-    def set_pool(self, num_blocks: int, block_size: int) -> None:
-        """An empty pool and an empty prefix cache over it."""
-        self.cache = PrefixCache(num_blocks, block_size, self.limits.prefix_cache)
+        self.host_blocks = list(range(capacity.num_host_blocks))  # free blocks of the host pool
+        self.cache = PrefixCache(capacity.num_blocks, capacity.block_size, self.limits.prefix_cache)
         self.pool = self.cache.pool
 
     def has_credit(self, sequence: Sequence) -> bool:
@@ -197,9 +197,18 @@ class State:
         """The run no longer goes on by itself."""
         if run.is_carried:
             run.is_carried = False
+            self.stopped.append(run)
             run.last_sampled_step = run.last_planned_step = self.last_step
             self.num_carried -= 1
             run.sequence.tenant.num_carried -= 1
+
+    def note_full(self, run: Run) -> None:
+        """The first block that is planned to its end and not confirmed is published later, if there is one."""
+        end = (run.confirmed // self.pool.block_size + 1) * self.pool.block_size
+        if run.planned >= end:
+            self.unpublished[run] = end
+        else:
+            self.unpublished.pop(run, None)
 
     def await_end(self, run: Run) -> None:
         """The run has had its last row; it keeps slot and blocks until that row's token is there."""
