@@ -112,20 +112,21 @@ def _penalize(scores: Tensor, edits: RowEdits) -> None:
     # Past its end a row repeats its first token, whose score comes out the same each time.
     tokens = torch.where(exists, tokens, tokens[:, :1])
     flat = torch.from_numpy(edits.rows[chosen])[:, None] * scores.shape[1] + tokens
-    values = scores.view(-1)[flat]
+    values = scores.view(-1).index_select(0, flat.flatten()).view(flat.shape)
     values = torch.where(values > 0, values / repetition, values * repetition)
     if numbers[:, 1:].any():
         num_prompt = lengths - edits.outputs[chosen]
         is_output = exists & (positions >= torch.from_numpy(num_prompt)[:, None])
-        counts = _counts(tokens, is_output, scores.shape[1])
+        counts = _counts(tokens, is_output, edits.history.scratch(len(tokens), scores.shape[1]))
         values = values - counts * frequency - (counts > 0) * presence
-    scores.view(-1)[flat] = values.clamp_(-_LARGEST, _LARGEST)
+    scores.view(-1).scatter_(0, flat.flatten(), values.clamp_(-_LARGEST, _LARGEST).flatten())
 
 
-def _counts(tokens: Tensor, counted: Tensor, vocab_size: int) -> Tensor:
-    """[rows, n] how often each of tokens [rows, n] stands at a counted place of its row."""
-    counts = torch.zeros(len(tokens), vocab_size).scatter_add_(1, tokens, counted.float())
-    return counts.gather(1, tokens)
+def _counts(tokens: Tensor, counted: Tensor, zeros: Tensor) -> Tensor:
+    """[rows, n] how often each of tokens [rows, n] stands at a counted place of its row. zeros: [rows, vocab]."""
+    counts = zeros.scatter_add_(1, tokens, counted.float()).gather(1, tokens)
+    zeros.scatter_(1, tokens, 0.0)
+    return counts
 
 
 def _bias(scores: Tensor, edits: RowEdits) -> None:

@@ -23,6 +23,13 @@ class History:
         # numpy asks the kernel for zeroed memory: slots that keep nothing take none.
         self.tokens = torch.from_numpy(np.zeros((num_slots, context_length + 1), np.int32))
         self.lengths: I32 = np.full(num_slots, NONE_KEPT, np.int32)
+        self._scratch = torch.zeros(0)
+
+    def scratch(self, num_rows: int, vocab_size: int) -> Tensor:
+        """[rows, vocab] zeros, to be left as zeros; kept, since fresh memory costs more than what is done with it."""
+        if self._scratch.numel() < num_rows * vocab_size:
+            self._scratch = torch.zeros(num_rows * vocab_size)
+        return self._scratch[: num_rows * vocab_size].view(num_rows, vocab_size)
 
     def init(self, op: SlotInit) -> None:
         """A generation begins: take in its known tokens if its sampling needs them."""
