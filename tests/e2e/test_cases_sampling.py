@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import jsonschema
 import pytest
 
 from services.executor.hash_cells import simulated_outputs
 from services.wire import columns
 from services.wire.messages import Sampling, SlotInit
-from tandem import Client, Generation, TokenLogprobs
+from tandem import Client, Generation, TokenLogprobs, ToolCall
 from tests.e2e.processes import Settings
 from tests.e2e.serving import Serving, serving
 
@@ -330,3 +331,36 @@ class TestMinTokens:  # C26
 
     def test_at_every_depth(self, simulated: Client) -> None:
         self.check(simulated)
+
+
+class TestTools:
+    """A model too small to be trusted with a free answer calls what it must, in the form that it must."""
+
+    CITY: dict[str, Any] = {"type": "string", "maxLength": 20}  # noqa: RUF012
+    WEATHER: dict[str, Any] = {  # noqa: RUF012
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": CITY},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    }
+    ASKED: list[dict[str, Any]] = [{"role": "user", "content": "How is the weather in Rome?"}]  # noqa: RUF012
+
+    @pytest.mark.parametrize("choice", ["required", "weather"])
+    def test_a_call_keeps_to_its_schema_and_its_answer_goes_back(self, model: Client, choice: str) -> None:
+        options: dict[str, Any] = {"tools": [self.WEATHER], "temperature": 0, "max_tokens": 60}
+        reply = model.chat(self.ASKED, tool_choice=choice, parallel_tool_calls=False, **options)
+        (call,) = reply.tool_calls
+        assert (reply.text, call.name, reply.completions[0].finish.reason) == ("", "weather", "tool_calls")
+        jsonschema.validate(call.parsed(), self.WEATHER["parameters"])
+        chunks = list(model.stream_chat(self.ASKED, tool_choice=choice, parallel_tool_calls=False, **options))
+        pieces = [piece for chunk in chunks for piece in chunk.tool_calls]
+        (streamed,) = ToolCall.joined(pieces)
+        assert (streamed.name, streamed.arguments) == (call.name, call.arguments) and streamed.id != call.id
+        assert len(pieces) > 2 and not any(chunk.text for chunk in chunks)
+        talk = [*self.ASKED, reply.completions[0].message, call.answered("sunny")]
+        goes_on = model.chat(talk, **{**options, "max_tokens": 2})
+        assert goes_on.usage.prompt_tokens > reply.usage.prompt_tokens
