@@ -16,11 +16,11 @@ from tandem.v1 import control_pb2 as pb
 from tests.e2e.processes import Settings
 from tests.e2e.serving import Serving, serving
 
-# A token takes 2 ms and four run at once. Calls of every length are open when the signal comes.
+# A token takes 2 ms: the short streams end within the grace period on any machine, the long ones on none.
 ECHO: Settings = {
     "executor": {"backend": "echo", "step_fixed_us": 2000.0},
     "scheduler": {"max_num_seqs": 32},
-    "gateway": {"listen": "127.0.0.1:0", "drain_delay_s": 0.7, "drain_s": 2.5},
+    "gateway": {"listen": "127.0.0.1:0", "drain_delay_s": 1.0, "drain_s": 5.0},
 }
 SHORT, LONG = 300, 8000
 SERVING = health_pb2.HealthCheckResponse.SERVING
