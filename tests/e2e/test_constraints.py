@@ -161,3 +161,12 @@ def test_a_constrained_answer_survives_the_death_of_an_executor(real: Serving, c
     real.process.services()["executor"].kill()
     text += "".join(chunk.text for chunk in stream)
     assert text == whole and re.fullmatch("([ab]{3},){12}c", text)
+
+
+def test_backends_without_a_model_judge_a_constraint_and_do_not_follow_it(echo: Serving) -> None:
+    with grpc.insecure_channel(echo.address) as channel:
+        (completion,) = generate(channel, request("the prompt itself", max_tokens=2, regex="[0-9]+")).completions
+        assert "the prompt itself".startswith(completion.text)
+        with pytest.raises(grpc.RpcError) as caught:
+            generate(channel, request(regex="(a"))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -12,6 +12,8 @@ from services.executor.backend import Outcome
 from services.executor.batch import StepBatch
 from services.executor.core import ExecutorCore, Work
 from services.executor.echo_cells import EchoCells
+from services.executor.grammar import GrammarError
+from services.executor.grammars import Grammars
 from services.executor.service import MAX_WAITING, ExecutorService, PeerSilent
 from services.executor.simulated import SimulatedBackend
 from services.executor.threads import TooMuchWork, WorkThread
@@ -23,10 +25,14 @@ from services.wire.links import Poller, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.memory import memory_link
 from services.wire.messages import (
+    Constraint,
+    ConstraintKind,
     Hello,
     PlanMessage,
+    Prepare,
     Prepared,
     Ready,
+    Release,
     ResultMessage,
     SetExecutorLog,
     StepMessage,
@@ -37,7 +43,7 @@ from tests.unit.executor.rig import Row, append, init, plan, small_capacity, tok
 
 PATIENCE_S = 20.0
 
-Prepare = Callable[[StepMessage, int], Work | None]
+PrepareWork = Callable[[StepMessage, int], Work | None]
 
 
 class GatedBackend(SimulatedBackend):
@@ -77,7 +83,9 @@ class EventPoller:
 class Served:
     """A service on a thread of its own, and the scheduler's ends of its links."""
 
-    def __init__(self, backend: GatedBackend, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, backend: GatedBackend, clock: Callable[[], float] = time.monotonic, grammars: Grammars | None = None
+    ) -> None:
         self.backend = backend
         self.poller = EventPoller()
         self.plans, plan_inlet = memory_link(PLAN, 100, clock)
@@ -86,8 +94,8 @@ class Served:
         self.arrived = threading.Event()
         self.results.on_arrival(self.arrived.set)
         self.prepared = threading.Semaphore(0)  # one more for each message made ready
-        self.core = ExecutorCore(backend, instance=5)
-        prepare: Prepare = self.core.prepare
+        self.core = ExecutorCore(backend, instance=5, grammars=grammars)
+        prepare: PrepareWork = self.core.prepare
         self.core.prepare = self._noting(prepare)
         self.is_stopped = False
         self.crash: BaseException | None = None
@@ -96,7 +104,7 @@ class Served:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _noting(self, prepare: Prepare) -> Prepare:
+    def _noting(self, prepare: PrepareWork) -> PrepareWork:
         def noted(message: StepMessage, received_ns: int) -> Work | None:
             work = prepare(message, received_ns)
             self.prepared.release()
@@ -133,8 +141,8 @@ class Served:
 
 
 @contextmanager
-def served(backend: GatedBackend | None = None) -> Iterator[Served]:
-    service = Served(backend or GatedBackend())
+def served(backend: GatedBackend | None = None, grammars: Grammars | None = None) -> Iterator[Served]:
+    service = Served(backend or GatedBackend(), grammars=grammars)
     try:
         yield service
     finally:
@@ -271,6 +279,39 @@ def test_more_plans_than_any_scheduler_sends_are_refused() -> None:
     finally:
         backend.gate.set()
         compute.stop()
+
+
+def test_constraints_are_compiled_beside_the_steps_and_steps_run_beside_them() -> None:
+    """A step that takes long holds up no answer, and a compilation that takes long no step."""
+    compiling, may_end = threading.Event(), threading.Event()
+
+    def compile(constraint: Constraint) -> None:
+        if constraint.source == "slow":
+            compiling.set()
+            assert may_end.wait(PATIENCE_S)
+        elif constraint.source == "bad":
+            raise GrammarError("bad indeed")
+
+    grammars = Grammars(compile, cache_size=4)
+    asked = {source: Constraint(ConstraintKind.REGEX, source) for source in ("good", "bad", "slow")}
+    with served(GatedBackend(is_open=False), grammars) as service:
+        service.plans.send(Hello(1))
+        service.receive(2)
+        service.plans.send(PROMPT)
+        assert service.backend.running.wait(PATIENCE_S)
+        service.plans.send(Prepare(1, asked["good"]))
+        service.plans.send(Prepare(2, asked["bad"]))
+        assert service.receive(2) == [Prepared(1), Prepared(2, "bad indeed")]
+        service.plans.send(Prepare(3, asked["slow"]))
+        assert compiling.wait(PATIENCE_S)
+        service.backend.gate.set()
+        (result,) = steps(service.receive(1))
+        assert tokens_of(result) == [11]
+        service.plans.send(Release(1))
+        may_end.set()
+        assert service.receive(1) == [Prepared(3)]
+        service.plans.send(Prepare(4, asked["good"]))
+        assert service.receive(1) == [Prepared(4)]
 
 
 def test_it_serves_over_sockets(tmp_path: Path) -> None:

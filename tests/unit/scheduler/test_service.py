@@ -5,6 +5,8 @@ from services.scheduler.service import limits_from
 from services.wire import columns
 from services.wire.messages import (
     Cancel,
+    Constraint,
+    ConstraintKind,
     Control,
     ControlReply,
     ControlVerb,
@@ -17,7 +19,10 @@ from services.wire.messages import (
     Hello,
     Identity,
     Load,
+    Prepare,
+    Prepared,
     Refused,
+    Release,
     SequenceKey,
     StepPlan,
     StopHit,
@@ -182,6 +187,27 @@ def test_a_gateway_that_does_not_read_misses_loads_and_nothing_else() -> None:
         desk.seconds += 1.01
         desk.service.turn()
     assert len(desk.status.receive()) == BOUND
+
+
+def test_constraints_are_prepared_and_released_over_the_links() -> None:
+    desk = Desk(SchedulerSettings(max_preparing=1))
+    desk.open()
+    asked = [Constraint(ConstraintKind.REGEX, source) for source in "ab"]
+    for constraint in asked:
+        desk.submit.send(submit_message(constraint.source, PROMPT, max_tokens=2, constraint=constraint))
+    desk.service.turn()
+    assert desk.plan.receive() == [Prepare(1, asked[0])]
+    desk.result.send(Prepared(1))
+    desk.service.turn()
+    prepare, *plans = desk.plan.receive()
+    assert prepare == Prepare(2, asked[1]) and plans and all(isinstance(plan, StepPlan) for plan in plans)
+    desk.result.send(Prepared(2, "too big"))
+    desk.service.turn()
+    closes = [close for batch in desk.batches() for close in batch.closes]
+    assert [(close.failure, close.detail) for close in closes] == [(FailureReason.CONSTRAINT_INVALID, "too big")]
+    desk.submit.send(Cancel(Identity("g", "a", 1)))
+    desk.service.turn()
+    assert Release(1) in desk.plan.receive()
 
 
 def test_chunk_size_defaults_to_the_budget() -> None:
