@@ -14,6 +14,7 @@ from smg_grpc_proto.generated import common_pb2
 from smg_grpc_proto.generated import vllm_engine_pb2 as pb
 
 from gateway.engine import Phase, Served
+from gateway.errors import CallError
 from gateway.guard import Context
 from gateway.service import Gateway
 from gateway.vllm.archive import archive, chunks
@@ -21,6 +22,7 @@ from gateway.vllm.generate import generate
 from gateway.vllm.loads import Loads
 from services.tokenizer import bundle
 from services.wire.messages import ControlVerb
+from tandem.v1 import errors_pb2 as reasons
 
 SERVER_TYPE = "tandem"
 # smg drops a worker whose records stop, so an idle engine's are sent too; a change is sent when it is noticed.
@@ -35,6 +37,7 @@ class VllmServicer:
         self._gateway = gateway
         self._loads = Loads(gateway)
         self._started = time.monotonic()
+        self._num_subscribers = 0
         self._packing = asyncio.Lock()
         self._packed: tuple[Served, bytes] | None = None
 
@@ -106,15 +109,14 @@ class VllmServicer:
         to resume from, and every record has number 0."""
         if request.start_sequence_number:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, "no events are kept; subscribe from 0")
-        engine, clock = self._gateway.engine, self._gateway.clock
-        sample, told, due = 0, None, 0.0
-        while True:
-            engine.served()
-            if engine.load is not told or clock() >= due:
-                sample, told, due = sample + 1, engine.load, clock() + HEARTBEAT_S
-                record = self._loads.record(sample)
-                await context.write(common_pb2.KvEventBatch(timestamp=time.time(), dp_rank=0, load=record))
-            await asyncio.sleep(LOOK_EVERY_S)
+        most = self._gateway.settings.max_load_watchers
+        if self._num_subscribers >= most:
+            raise CallError(reasons.ERROR_REASON_TOO_MANY_CALLS, f"{most} clients are subscribed already")
+        self._num_subscribers += 1
+        try:
+            await self._tell_loads(context)
+        finally:
+            self._num_subscribers -= 1
 
     async def Embed(self, request: pb.EmbedRequest, context: Context) -> None:
         """Not served: the model generates."""
@@ -135,6 +137,18 @@ class VllmServicer:
     async def StopProfile(self, request: common_pb2.StopProfileRequest, context: Context) -> None:
         """Not served here."""
         await _unserved(context)
+
+    async def _tell_loads(self, context: Context) -> None:
+        """Records until no call is taken any more, which ends the stream with the reason."""
+        engine, clock = self._gateway.engine, self._gateway.clock
+        sample, told, due = 0, None, 0.0
+        while True:
+            engine.served()
+            if engine.load is not told or clock() >= due:
+                sample, told, due = sample + 1, engine.load, clock() + HEARTBEAT_S
+                record = self._loads.record(sample)
+                await context.write(common_pb2.KvEventBatch(timestamp=time.time(), dp_rank=0, load=record))
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _tokenizer_files(self, served: Served) -> bytes:
         """The zip, packed once for each engine, beside the loop."""

@@ -155,7 +155,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     otlp_endpoint: str = ""  # collector of OpenTelemetry spans, such as http://127.0.0.1:4317; empty for no tracing
     trace_ratio: Annotated[float, Meta(ge=0, le=1)] = 1.0  # share of calls traced that bring no decision of their own
     order_timeout_s: Seconds = 5.0  # how long the scheduler may take to answer an operator's order
-    max_load_watchers: Count = 16  # streams of WatchLoad open at once
+    max_load_watchers: Count = 16  # streams of WatchLoad open at once, and subscribers of vllm_listen
     tls_certificate: str = ""  # PEM file, leaf first; with tls_key it makes TLS of every host:port
     tls_key: str = ""  # PEM file
     tls_client_ca: str = ""  # PEM file; clients must then show a certificate that one of these signed

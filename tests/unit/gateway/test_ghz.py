@@ -7,6 +7,8 @@ that the request does not have.
 import asyncio
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,3 +130,23 @@ async def test_the_protoset_serves_where_reflection_does_not() -> None:
     for config in CONFIGS.values():
         method = pool_of(files).FindMethodByName(config["call"].replace("/", "."))
         assert filled(method, config["data"], 1)
+
+
+async def test_make_ghz_runs_every_config_where_there_is_ghz(tmp_path: Path) -> None:
+    ghz = tmp_path / "ghz"
+    ghz.write_text('#!/bin/sh\necho "ghz: $*"\n')
+    ghz.chmod(0o755)
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("needs make")
+
+    def run(path: str) -> "subprocess.CompletedProcess[str]":
+        command = [make, "ghz", "ARGS=--rps 5"]
+        return subprocess.run(command, cwd=ROOT, env={"PATH": path}, capture_output=True, text=True)
+
+    done = run(f"{tmp_path}:/usr/bin:/bin")
+    assert done.returncode == 0, done.stderr
+    told = {line for line in done.stdout.splitlines() if line.startswith("ghz: ")}
+    assert told == {f"ghz: --config bench/ghz/{name}.json --rps 5" for name in CONFIGS}
+    if shutil.which("ghz", path="/usr/bin:/bin") is None:
+        assert "ghz is not on the PATH" in run("/usr/bin:/bin").stderr

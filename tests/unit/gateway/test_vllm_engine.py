@@ -1,6 +1,7 @@
 """VllmEngine as smg meets it: a real listener, its generated stub, and a scripted engine behind the gateway."""
 
 import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -28,7 +29,7 @@ from services.wire.messages import (
     TokenLogprobs,
 )
 from tests.unit.gateway.rig import SETTINGS, eventually, read, rest, running
-from tests.unit.gateway.vllm_rig import Worker, pb, working
+from tests.unit.gateway.vllm_rig import LISTENING, Worker, pb, working
 
 common = pytest.importorskip("smg_grpc_proto.generated.common_pb2")
 
@@ -216,6 +217,21 @@ async def test_the_load_is_told_when_asked_and_pushed_when_it_changes(worker: Wo
     (load,) = (await worker.stub.GetLoads(pb.GetLoadsRequest())).loads
     assert (load.num_running_reqs, load.num_waiting_reqs, load.num_total_reqs) == (2, 3, 5)
     assert (load.num_used_tokens, load.max_total_num_tokens) == (42 * 16, 63 * 16)
+
+
+async def test_subscribers_are_bounded(tokenizer: Tokenizer) -> None:
+    async with working(tokenizer, settings=msgspec.structs.replace(LISTENING, max_load_watchers=1)) as worker:
+        first = worker.stub.SubscribeKvEvents(common.SubscribeKvEventsRequest())
+        await read(first)
+        second = worker.stub.SubscribeKvEvents(common.SubscribeKvEventsRequest())
+        assert await second.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        async with asyncio.timeout(5):
+            while True:  # until the server has heard that the first is gone
+                third = worker.stub.SubscribeKvEvents(common.SubscribeKvEventsRequest())
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    assert (await read(third)).load.load_only
+                    break
 
 
 async def test_prompts_without_a_token_count_as_pending(worker: Worker) -> None:

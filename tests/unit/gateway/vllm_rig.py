@@ -9,6 +9,7 @@ import grpc
 import msgspec
 import pytest
 
+from services.runtime.settings import GatewaySettings
 from services.tokenizer import Tokenizer
 from tests.unit.gateway.rig import SETTINGS, Front, running
 
@@ -38,10 +39,12 @@ class Worker:
 
 
 @asynccontextmanager
-async def working(tokenizer: Tokenizer, is_ready: bool = True) -> AsyncIterator[Worker]:
+async def working(
+    tokenizer: Tokenizer, is_ready: bool = True, settings: GatewaySettings = LISTENING
+) -> AsyncIterator[Worker]:
     """A gateway with both listeners, until the block is left."""
     async with (
-        running(tokenizer, LISTENING, is_ready=is_ready) as front,
+        running(tokenizer, settings, is_ready=is_ready) as front,
         grpc.aio.insecure_channel(front.server.vllm_address) as channel,
     ):
         yield Worker(front, channel, stubs.VllmEngineStub(channel))
