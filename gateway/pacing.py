@@ -63,6 +63,9 @@ class Pacer:
         heapq.heappush(self._due, (due, self._num_reminders, self.number, holder))
         if self._timer is None:
             self._arm(delay_s)
+        elif self._due[0][1] == self._num_reminders:  # nobody is due before this one
+            self._timer.cancel()
+            self._arm(delay_s)
 
     def _arm(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
@@ -113,5 +116,6 @@ class Pace:
             pacer.remind(holder, self._max_delay_s)
         if self._max_tokens is not None and num_tokens >= self._max_tokens:
             return True
-        # Once in `hold` batches, whichever of them has this call's turn.
-        return (pacer.number + self._order) % hold == 0
+        # Once in `hold` batches, whichever of them has this call's turn; turns move when `hold` does, and then a
+        # message goes as soon as it has gathered that many.
+        return (pacer.number + self._order) % hold == 0 or pacer.number - self.since + 1 >= hold

@@ -167,6 +167,8 @@ class Server:
     async def _pump_texts(self) -> None:
         while True:
             self.gateway.absorb_texts(await self._links.texts.receive())
+            # Those who write have a turn before the next batch, also when that is here already.
+            await asyncio.sleep(0)
 
     async def _load(self, load_tokenizer: Callable[[], Tokenizer]) -> None:
         tokenizer = await self._loop.run_in_executor(self._threads, load_tokenizer)

@@ -131,6 +131,43 @@ async def test_what_is_held_goes_when_its_time_is_over_though_nothing_follows() 
     assert piece.num_tokens == 2
 
 
+async def test_a_client_s_smaller_delay_is_kept_beside_greater_ones() -> None:
+    bench = Bench(MANY, 0.002)
+    patient, hasty = bench.mailbox(1), bench.mailbox(2, max_delay_s=0.004)
+    for mailbox in (patient, hasty):
+        bench.put(mailbox)
+        taken(mailbox)
+    while not patient.pace or patient.pace.since is None:
+        bench.pass_step()
+        bench.put(patient)
+        taken(patient)
+    hold_of_hasty = bench.pacer.within(0.004)
+    while (bench.pacer.number + 2) % hold_of_hasty == 0:
+        bench.pass_step()
+    bench.put(hasty)
+    assert taken(hasty) == []
+    taking = asyncio.create_task(hasty.take())
+    await asyncio.sleep(0)
+    bench.clock.now += 0.004
+    (piece,) = await asyncio.wait_for(taking, 5)
+    assert piece.num_tokens == 1
+
+
+async def test_nothing_is_held_for_longer_when_the_rhythm_changes() -> None:
+    bench = Bench(64, 0.002)
+    mailbox = bench.mailbox(order=5)
+    bench.put(mailbox)
+    taken(mailbox)
+    for width in range(40, 400):
+        bench.num_streams = width
+        bench.pass_step()
+        bench.put(mailbox)
+        assert mailbox.pace is not None
+        held = 0 if mailbox.pace.since is None else bench.pacer.number - mailbox.pace.since + 1
+        assert held <= bench.pacer.hold
+        taken(mailbox)
+
+
 async def test_a_client_that_wants_no_delay_has_none() -> None:
     bench = Bench(MANY, 0.002)
     assert await sizes(bench, bench.mailbox(max_delay_s=0.0), 20) == [1] * 20
