@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tests.bench import (
     gateway_cost,
+    kernels_cost,
     operations_cost,
     overlap,
     sampler_cost,
@@ -45,6 +46,7 @@ PARTS: dict[str, Callable[[], object]] = {
     "operations_cost": operations_cost.run,
     "structured_output": structured_output.run,
     "sampler_cost": sampler_cost.run,
+    "kernels_cost": kernels_cost.run,
     "smg": smg_path.run,
 }
 

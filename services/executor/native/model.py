@@ -75,7 +75,7 @@ class NativeLlama:
 
     def __init__(self, kernels: Kernels, shape: Shape, weights: NativeWeights, num_threads: int) -> None:
         self._kernels = kernels
-        self._weights = weights
+        self.weights = weights
         self._num_threads = num_threads
         self._model = _model_struct(shape, weights)
         self._pools: tuple[KvCache, ctypes.Array[Pools]] | None = None
@@ -99,7 +99,7 @@ class NativeLlama:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], which are there until the next call."""
-        head = self._weights.head.struct
+        head = self.weights.head.struct
         if len(self._logits) < len(hidden):
             self._logits = torch.empty(len(hidden), head.rows)
         logits = self._logits[: len(hidden)]

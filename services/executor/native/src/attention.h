@@ -28,16 +28,26 @@ struct AttentionScratch {
     float most[LINES], total[LINES];
 };
 
+// The right-hand side of a product: rows of WIDE values in a head's memory, and where, compared to it, the memory lies that
+// is needed two blocks later. It is asked for line by line, as this one is read.
+struct Wide {
+    const uint8_t *head;
+    int64_t first;
+    int stride, depth;
+    int64_t ahead;
+};
+
 // c [M][WIDE] (+)= a [M][depth] x b [depth][WIDE]
 template <class Kv, int M>
-inline void multiply_tile(const float *a, int a_stride, const uint8_t *b, int64_t b_first, int b_stride, int depth,
-                          float *c, int c_stride, bool adds) {
+inline void multiply_tile(const float *a, int a_stride, const Wide &b, float *c, int c_stride, bool adds) {
     F sums[M][WIDE_VECTORS];
     for (int m = 0; m < M; m++)
         for (int v = 0; v < WIDE_VECTORS; v++) sums[m][v] = adds ? load(c + m * c_stride + v * LANES) : zero();
-    for (int k = 0; k < depth; k++) {
+    for (int k = 0; k < b.depth; k++) {
         F row[WIDE_VECTORS];
-        for (int v = 0; v < WIDE_VECTORS; v++) row[v] = Kv::load_at(b, b_first + int64_t(k) * b_stride + v * LANES);
+        const int64_t at = b.first + int64_t(k) * b.stride;
+        for (int v = 0; v < WIDE_VECTORS; v++) row[v] = Kv::load_at(b.head, at + v * LANES);
+        __builtin_prefetch(b.head + b.ahead + at * Kv::BYTES);
         for (int m = 0; m < M; m++) {
             const F x = all(a[m * a_stride + k]);
             for (int v = 0; v < WIDE_VECTORS; v++) sums[m][v] = fma(x, row[v], sums[m][v]);
@@ -48,12 +58,11 @@ inline void multiply_tile(const float *a, int a_stride, const uint8_t *b, int64_
 }
 
 template <class Kv>
-inline void multiply_lines(int lines, const float *a, int a_stride, const uint8_t *b, int64_t b_first, int b_stride,
-                           int depth, float *c, int c_stride, bool adds) {
+inline void multiply_lines(int lines, const float *a, int a_stride, const Wide &b, float *c, int c_stride, bool adds) {
     int at = 0;
     const auto step = [&](auto count) {
         constexpr int M = decltype(count)::value;
-        multiply_tile<Kv, M>(a + at * a_stride, a_stride, b, b_first, b_stride, depth, c + at * c_stride, c_stride, adds);
+        multiply_tile<Kv, M>(a + at * a_stride, a_stride, b, c + at * c_stride, c_stride, adds);
         at += M;
     };
     while (lines - at >= 6) step(std::integral_constant<int, 6>{});
@@ -104,11 +113,15 @@ template <class Kv>
 void attend_span(const TandemShape &shape, const TandemPools &pools, const int32_t *table, int kv_head, int lines,
                  int start, int stop, const int *firsts, const int *lasts, AttentionScratch &s) {
     const int d = shape.head_dim, bs = shape.block_size;
-    const int width = (stop - start + WIDE - 1) / WIDE * WIDE;
+    const int width = (stop - start + WIDE - 1) / WIDE * WIDE, last_block = (lasts[lines - 1] - 1) / bs;
+    const auto later = [&](uint8_t *pool, int position) {
+        return head_of(pool, shape, table[std::min(position / bs + 2, last_block)], kv_head);
+    };
     for (int i = 0; i < width; i += WIDE) {
         const int position = start + i;
         uint8_t *head = head_of(pools.keys, shape, table[position / bs], kv_head);
-        multiply_lines<Kv>(lines, s.queries, d, head, position % bs, bs, d, &s.scores[0][i], SPAN, false);
+        const Wide keys{head, position % bs, bs, d, later(pools.keys, position) - head};
+        multiply_lines<Kv>(lines, s.queries, d, keys, &s.scores[0][i], SPAN, false);
         if (Kv::has_scales)
             for (int line = 0; line < lines; line++)
                 for (int j = 0; j < WIDE; j += LANES)
@@ -122,9 +135,11 @@ void attend_span(const TandemShape &shape, const TandemPools &pools, const int32
         if (Kv::has_scales)
             for (int line = 0; line < lines; line++)
                 for (int j = 0; j < depth; j++) s.scores[line][i + j] *= scales_of_head(head, shape)[position % bs + j];
-        for (int e = 0; e < d; e += WIDE)
-            multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, head, int64_t(position % bs) * d + e, d, depth,
-                               s.out + e, d, true);
+        const int64_t ahead = later(pools.values, position) - head;
+        for (int e = 0; e < d; e += WIDE) {
+            const Wide values{head, int64_t(position % bs) * d + e, d, depth, ahead};
+            multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, values, s.out + e, d, true);
+        }
     }
 }
 

@@ -67,7 +67,7 @@ class Forward {
                 add_row(hidden(t) + first, values, count);
             });
             each_token(team, [&](int t) { normalize(t, layer.ffn_norm); });
-            team.each(m_.ffn / STRIP, [&](int strip) { gate_up(layer, strip); });
+            team.each_in_runs(m_.ffn / STRIP, [&](int strip) { gate_up(layer, strip); });
             linear(team, layer.down, w_.wide, [&](int t, int first, int count, const float *values) {
                 add_row(hidden(t) + first, values, count);
             });
@@ -94,7 +94,7 @@ class Forward {
 
     template <class Take>
     void linear(Team &team, const TandemWeight &w, const Activations *x, const Take &take) {
-        team.each(num_strips(w.rows), [&](int strip) { linear_item(w, strip, x, step_.tokens, take); });
+        team.each_in_runs(num_strips(w.rows), [&](int strip) { linear_item(w, strip, x, step_.tokens, take); });
     }
 
     void normalize(int t, const float *weight) {

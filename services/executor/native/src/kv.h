@@ -69,14 +69,17 @@ inline void rotate_and_store_row(const TandemShape &s, const float *cos, const f
 // LANES values from an index on, as floats.
 struct Float32 {
     static F load_at(const uint8_t *head, int64_t i) { return load((const float *)head + i); }
+    static constexpr int BYTES = 4;
     static constexpr bool has_scales = false;
 };
 struct Float16 {
     static F load_at(const uint8_t *head, int64_t i) { return load_half((const uint16_t *)head + i); }
+    static constexpr int BYTES = 2;
     static constexpr bool has_scales = false;
 };
 struct Int8 {
     static F load_at(const uint8_t *head, int64_t i) { return load_byte((const int8_t *)head + i); }
+    static constexpr int BYTES = 1;
     static constexpr bool has_scales = true;
 };
 

@@ -20,6 +20,7 @@ struct Activations {
 };
 
 constexpr int RUN = 32;
+constexpr int AHEAD = 3072;  // bytes: how far before their use weights are asked for
 
 inline void quantize_block(const float *x, Activations &out) {
     F top = zero(), nothing = zero();
@@ -104,10 +105,15 @@ inline void multiply_group(const TandemWeight &w, const uint8_t *group, const Ac
     const int quant_step = quant_bytes(w.format), scale_step = scale_bytes(w.format) / 2;
     const uint16_t *scales = scales_of(w, group);
     const int count = ROWS ? ROWS : rows;
+    const int bytes = quant_step + scale_step * 2;
+    const uint8_t *ahead = group + AHEAD;
     F held[ROWS ? ROWS : RUN];
     for (int row = 0; row < count; row++) held[row] = zero();
     for (int block = 0; block < w.columns / BLOCK; block++) {
-        if (ROWS && ROWS <= 2) __builtin_prefetch(group + 2048);
+        if (ROWS) {  // few rows: memory is what it waits for
+            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+            ahead += bytes;
+        }
         const Columns columns(group, scales);
         int row = 0;
         for (; row + 2 <= count; row += 2) {  // what does not fit the registers is read once for two

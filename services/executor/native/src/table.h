@@ -24,7 +24,7 @@ void linear_entry(const TandemWeight *weight, const float *x, int32_t tokens, fl
         team.each(tokens, [&](int t) {
             quantize_row(x + int64_t(t) * weight->columns, weight->columns, activations.data() + t, tokens);
         });
-        team.each(num_strips(weight->rows), [&](int strip) {
+        team.each_in_runs(num_strips(weight->rows), [&](int strip) {
             linear_item(*weight, strip, activations.data(), tokens, [&](int t, int first, int count, const float *values) {
                 memcpy(out + int64_t(t) * weight->rows + first, values, size_t(count) * 4);
             });
@@ -58,7 +58,7 @@ void attend_entry(const TandemShape *shape, const TandemStep *step, const float 
                   int32_t window, float *out) {
     std::vector<Tile> tiles(size_t(step->tokens) * size_t(shape->kv_heads));
     const int count = make_tiles(*shape, *step, tiles.data()), group = shape->heads / shape->kv_heads;
-    std::vector<AttentionScratch> scratch(static_cast<size_t>(step->threads));
+    const std::unique_ptr<AttentionScratch[]> scratch(new AttentionScratch[size_t(step->threads)]);
     together(step->threads, [&](Team &team) {
         AttentionScratch &own = scratch[size_t(omp_get_thread_num())];
         team.each(count, [&](int index) {

@@ -6,6 +6,7 @@
 #pragma once
 #include <omp.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -24,12 +25,25 @@ class Team {
     // Run body(item) for each of 0 .. items - 1, and return when all are done. Every thread of the team calls it.
     template <class Body>
     inline void each(int items, const Body &body) {
-        for (int item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
-        wait();
+        share(items, 1, body);
+    }
+
+    // The same, for items that lie side by side in memory: a thread takes a run of them, which it reads faster.
+    template <class Body>
+    inline void each_in_runs(int items, const Body &body) {
+        share(items, std::max(1, items / (RUNS * threads_)), body);
     }
 
   private:
     static constexpr int SPINS = 2000;
+    static constexpr int RUNS = 4;  // a thread takes about so many runs: the last of them is what others wait for
+
+    template <class Body>
+    inline void share(int items, int run, const Body &body) {
+        for (int first; (first = next_.fetch_add(run, std::memory_order_relaxed)) < items;)
+            for (int item = first; item < std::min(items, first + run); item++) body(item);
+        wait();
+    }
 
     void wait() {
         const uint32_t round = round_.load(std::memory_order_relaxed);

@@ -1,6 +1,11 @@
-"""The native kernels as the package's build left them, variant by variant; without them these tests are skipped."""
+"""The native kernels as the package's build left them, variant by variant; without them these tests are skipped.
+
+TANDEM_TEST_KERNELS names another library of them: one with AddressSanitizer in it, say.
+"""
 
 import ctypes
+import os
+from pathlib import Path
 
 import pytest
 
@@ -9,8 +14,9 @@ from services.executor.native.binding import Kernels, KernelsError, built_librar
 
 def library() -> ctypes.CDLL | None:
     """None when nothing was built here."""
+    named = os.environ.get("TANDEM_TEST_KERNELS")
     try:
-        return open_library(built_library())
+        return open_library(Path(named) if named else built_library())
     except KernelsError:
         return None
 

@@ -158,3 +158,9 @@ def test_a_model_that_the_kernels_cannot_express_runs_in_torch(tmp_path: Path) -
 def test_a_block_size_that_the_kernels_cannot_read_is_named(default_file: GgufFile) -> None:
     assert unsupported(read_config(default_file), 24) == "executor.block_size 24 is no multiple of 16"
     assert unsupported(read_config(default_file), 32) == ""
+
+
+@needs_kernels
+def test_torch_and_the_kernels_share_one_pool_of_threads() -> None:
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "gomp" in line}
+    assert len(mapped) == 1

@@ -1,0 +1,185 @@
+"""How near the native kernels come to what the machine can do: the memory's bandwidth, and oneDNN's products.
+
+`bandwidth` is measured first, by reading what no cache holds on every core. `decode` is the forward pass and the logits
+of the default model, a token a row; its share at one row is the time that reading the weights once must take, of the
+time the step took. `attention` is 64 rows with 600 positions each, as its KV in every layer is read once. `linears`
+compares each product of a layer and the head with oneDNN's packed float32 product of the same shape.
+"""
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.executor import gguf_file, linear
+from services.executor.batch import Rows, StepBatch, pack
+from services.executor.capacity import Capacity
+from services.executor.config import LlamaConfig, read_config
+from services.executor.inputs import StepInputs
+from services.executor.kv_cache import KvCache
+from services.executor.native import binding
+from services.executor.native.binding import Kernels, KvType, Shape
+from services.executor.native.loading import load_native
+from services.executor.native.model import NativeLlama, kv_blocks
+from services.executor.native.packing import PackedWeight, Packer
+from services.runtime.models import resolve
+from services.runtime.settings import ModelSettings
+from services.wire.messages import ModelCard
+
+BLOCK_SIZE = 16
+NUM_RUNS = 15
+ROWS = (1, 4, 8, 16, 64, 512)
+READ_BYTES = 512 << 20
+ATTENTION_ROWS, ATTENTION_CONTEXT = 64, 600
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The default model in the kernels, with KV memory for the largest step measured."""
+
+    kernels: Kernels
+    config: LlamaConfig
+    shape: Shape
+    model: NativeLlama
+    kv: KvCache
+    load_s: float
+
+
+def median_s(act: Callable[[], object], num_runs: int = NUM_RUNS) -> float:
+    """Seconds, after two runs that do not count."""
+    times = []
+    for _ in range(num_runs + 2):
+        begun = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times[2:])
+
+
+def bandwidth() -> float:
+    """GB/s of reading, the best of some runs on every core."""
+    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    fastest = READ_BYTES / 1e9 / min(median_s(memory.sum, 1) for _ in range(5))
+    return round(fastest, 1)
+
+
+def open_engine(kv_type: KvType = KvType.FLOAT16) -> Engine:
+    kernels = binding.open_kernels(binding.open_library(binding.built_library()))
+    begun = time.perf_counter()
+    file = gguf_file.read(resolve(ModelSettings()))
+    config = read_config(file)
+    shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
+    model = load_native(file, config, shape, Packer(kernels, torch.get_num_threads()))
+    load_s = time.perf_counter() - begun
+    num_blocks = 2 + ATTENTION_ROWS * -(-ATTENTION_CONTEXT // BLOCK_SIZE)
+    card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)
+    capacity = Capacity(num_blocks, BLOCK_SIZE, ATTENTION_ROWS, card)
+    return Engine(kernels, config, shape, model, KvCache(capacity, config.num_layers, kv_blocks(shape)), load_s)
+
+
+def batch_of(num_rows: int, count: int, context: int) -> StepBatch:
+    """Rows of so many new tokens, the last of so many positions; their blocks lie in no order."""
+    width = -(-context // BLOCK_SIZE)
+    rng = np.random.default_rng(0)
+    tables = (rng.permutation(num_rows * width).reshape(num_rows, width) + 1).astype(np.int32)
+    slots = np.arange(num_rows, dtype=np.int32)
+    ones = np.ones(num_rows, np.int32)
+    tokens = rng.integers(300, 40_000, num_rows * count).astype(np.int32)
+    rows = Rows(slots, ones, ones * np.int32(context - count), ones * np.int32(count), ones * np.int32(0), tokens)
+    return pack(rows, tables, BLOCK_SIZE, step=1, received_ns=0)
+
+
+def step_s(engine: Engine, num_rows: int, count: int, context: int) -> float:
+    """Seconds of a forward pass and the logits of each row's last token."""
+    batch = batch_of(num_rows, count, context)
+    plan = engine.model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
+    token_ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
+    inputs = StepInputs(token_ids, positions, cells, plan)
+    last = torch.from_numpy(batch.last_tokens)
+
+    def act() -> None:
+        engine.model.logits(engine.model.forward(inputs, engine.kv).index_select(0, last))
+
+    return median_s(act)
+
+
+def attention_s(engine: Engine) -> float:
+    """Seconds of attention in every layer."""
+    batch = batch_of(ATTENTION_ROWS, 1, ATTENTION_CONTEXT)
+    shape = engine.shape
+    qkv = torch.randn(ATTENTION_ROWS, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+    out = torch.empty(ATTENTION_ROWS, shape.heads, shape.head_dim)
+    table = np.ascontiguousarray(batch.block_tables)
+    step = binding.Step(
+        rows=ATTENTION_ROWS,
+        tokens=ATTENTION_ROWS,
+        cu_seqlens_q=batch.cu_seqlens_q.ctypes.data,
+        kv_lens=batch.kv_lens.ctypes.data,
+        block_table=table.ctypes.data,
+        table_stride=table.shape[1],
+        threads=torch.get_num_threads(),
+    )
+    pools = [binding.Pools(keys.data_ptr(), values.data_ptr()) for keys, values in engine.kv.layers]
+
+    def act() -> None:
+        for layer in pools:
+            engine.kernels.attend(shape, step, qkv.data_ptr(), layer, 0, out.data_ptr())
+
+    return median_s(act)
+
+
+def compare_linear(kernels: Kernels, weight: PackedWeight) -> dict[str, dict[str, float]]:
+    """For each number of rows: GMAC/s of the kernel, of oneDNN in float32, and their ratio."""
+    size = weight.struct.rows * weight.struct.columns
+    ids = torch.arange(weight.struct.rows)
+    values = torch.empty(weight.struct.rows, weight.struct.columns)
+    kernels.embed(weight.struct, ids.data_ptr(), len(ids), values.data_ptr())
+    product, num_threads = linear.pack(values), torch.get_num_threads()
+    figures = {}
+    for rows in ROWS:
+        x, out = torch.randn(rows, weight.struct.columns), torch.empty(rows, weight.struct.rows)
+
+        def act(x: torch.Tensor = x, out: torch.Tensor = out) -> None:
+            kernels.linear(weight.struct, x.data_ptr(), len(x), out.data_ptr(), num_threads)
+
+        own, other = median_s(act), median_s(lambda x=x: product(x))  # type: ignore[misc]
+        figures[str(rows)] = {
+            "gmac_s": round(rows * size / own / 1e9, 1),
+            "onednn_gmac_s": round(rows * size / other / 1e9, 1),
+            "ratio": round(other / own, 2),
+        }
+    return figures
+
+
+@torch.inference_mode()
+def run() -> dict[str, object]:
+    """All figures; shares and ratios above 1 are possible where a cache helps."""
+    engine = open_engine()
+    gigabytes_s = bandwidth()
+    weights = engine.model.weights
+    layers = [
+        packed for layer in weights.layers for packed in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
+    ]
+    weight_bytes = sum(len(packed.memory) for packed in [*layers, weights.head])
+    decode = {str(rows): round(step_s(engine, rows, 1, 200) * 1e3, 2) for rows in (1, 2, 4, 8, 16, 32, 64)}
+    kv_bytes = ATTENTION_ROWS * ATTENTION_CONTEXT * engine.config.num_layers * kv_blocks(engine.shape).num_bytes
+    attention = attention_s(engine)
+    first = weights.layers[0]
+    linears = {"qkv": first.qkv, "attention_out": first.attention_out, "gate_up": first.gate_up, "down": first.down}
+    return {
+        "variant": engine.kernels.name.decode(),
+        "threads": torch.get_num_threads(),
+        "bandwidth_gb_s": gigabytes_s,
+        "load_s": round(engine.load_s, 2),
+        "decode_ms": decode,
+        "decode_share_of_bandwidth": round(weight_bytes / 1e9 / gigabytes_s / (decode["1"] / 1e3), 2),
+        "attention_share_of_bandwidth": round(kv_bytes / BLOCK_SIZE / 1e9 / gigabytes_s / attention, 2),
+        "prefill_512_tokens_s": round(512 / step_s(engine, 1, 512, 512)),
+        "linears": {
+            name: compare_linear(engine.kernels, weight) for name, weight in {**linears, "head": weights.head}.items()
+        },
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
