@@ -14,12 +14,12 @@ import uvloop
 from gateway.about import about
 from gateway.server import Ending, Links, Server
 from services import tokenizer
-from services.runtime import models
+from services.runtime import models, process
 from services.runtime.lifecycle import Stop, run
 from services.runtime.run_dir import publish
 from services.runtime.settings import ServerSettings
 from services.wire.links import open_async_inlet, open_outlet
-from services.wire.topology import STATUS, SUBMIT, TEXT, Topology
+from services.wire.topology import STATUS, SUBMIT, TEXT
 
 # Containers made, less those gone again, before the youngest are looked through for cycles.
 GC_THRESHOLD = 20_000
@@ -70,11 +70,11 @@ def _load(path: Path) -> tokenizer.Tokenizer:
 
 def _open_links(settings: ServerSettings) -> Links:
     wire, name = settings.links, settings.gateway.name
-    topology = Topology(wire.transport, wire.run_dir, wire.host, wire.base_port, wire.gateways)
+    topology = process.topology(wire)
     return Links(
         submits=open_outlet(SUBMIT, topology.address(SUBMIT), wire.high_water_mark),
-        statuses=open_async_inlet(STATUS, topology.address(STATUS, name)),
-        texts=open_async_inlet(TEXT, topology.address(TEXT, name)),
+        statuses=open_async_inlet(STATUS, topology.bound_address(STATUS, name)),
+        texts=open_async_inlet(TEXT, topology.bound_address(TEXT, name)),
     )
 
 

@@ -12,14 +12,14 @@ from services.executor.grammar import Checker, Compiler, Grammar, Vocabulary
 from services.executor.grammars import Grammars
 from services.executor.service import ExecutorService
 from services.executor.simulated import open_simulated
-from services.runtime import instances
+from services.runtime import instances, process
 from services.runtime.lifecycle import Stop, run
 from services.runtime.models import resolve
 from services.runtime.settings import ServerSettings
 from services.wire.links import Poller, finish, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.messages import Constraint
-from services.wire.topology import PLAN, RESULT, Topology
+from services.wire.topology import PLAN, RESULT
 
 FLUSH_S = 1.0  # how long the last results may take to leave
 
@@ -29,8 +29,8 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     grammars = Grammars(open_compiler(settings), settings.executor.constraint_cache)
     backend = open_backend(settings, grammars)
     at = settings.links
-    topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
-    plans = open_inlet(PLAN, topology.address(PLAN))
+    topology = process.topology(at)
+    plans = open_inlet(PLAN, topology.bound_address(PLAN))
     results = open_outlet(RESULT, topology.address(RESULT), at.high_water_mark)
     poller = Poller(plans)
     wake = poller.waker().wake
@@ -38,7 +38,8 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     # The instance names this process's life: no later one on this machine has the same start time.
     instance = time.time_ns()
     core = ExecutorCore(backend, instance, grammars=grammars)
-    service = ExecutorService(core, plans, results, Heart([results], at.heartbeat_s), at.death_s)
+    heart = Heart([results], at.heartbeat_s, process.sign_of_life(at.run_dir, "executor"))
+    service = ExecutorService(core, plans, results, heart, at.death_s)
     capacity = backend.capacity
     instances.tell_ready(at.run_dir, instance)
     structlog.get_logger().info("service.ready", num_blocks=capacity.num_blocks, block_size=capacity.block_size)

@@ -1,6 +1,7 @@
 """The life of one service process: settings in, signals heard, body run, an exit code out.
 
-A service's __main__ is one call of `run`. SIGTERM asks the body to stop, SIGUSR1 tells it that the engine behind it is
+A service's __main__ is one call of `run`. Its settings come from the supervisor, or, where it has none (a container of
+its own), from a file and the environment. SIGTERM asks the body to stop, SIGUSR1 tells it that the engine behind it is
 dead, a second SIGTERM ends the process at once; SIGINT is the supervisor's affair. A process started by a supervisor
 dies with it, whatever ends it. This is the one place that catches every exception: it logs the cause and exits 1.
 """
@@ -20,7 +21,8 @@ from typing import Literal, NoReturn
 import structlog
 
 from services.runtime import logs
-from services.runtime.settings import ServerSettings, handed_down
+from services.runtime.settings import ServerSettings, SettingsError, environment, handed_down, load
+from services.runtime.settings_text import from_environment
 from services.wire import keys, links
 
 Kind = Literal["", "drain", "engine_dead"]
@@ -76,7 +78,7 @@ def run(name: str, body: Body) -> NoReturn:
     faulthandler.enable()
     stop = Stop()
     _listen(stop)
-    settings = handed_down(arguments.settings)
+    settings = _settings(arguments)
     logs.configure(name, settings.log_level)
     code = _run_body(body, settings, stop)
     # Not sys.exit: it would wait for threads that a failure has left inside a computation, and run the clean-up code of
@@ -89,9 +91,19 @@ def run(name: str, body: Body) -> NoReturn:
 
 def _arguments(name: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=name, description=f"The {name} service of Tandem.")
-    parser.add_argument("--settings", type=Path, required=True, help="settings of the whole server, as JSON")
+    parser.add_argument("--settings", type=Path, help="settings of the whole server, as JSON, from a supervisor")
+    parser.add_argument("--config", type=Path, help="without a supervisor: settings as TOML, below the environment's")
     parser.add_argument("--parent", type=int, default=0, help="process id of the supervisor: die when it dies")
     return parser.parse_args()
+
+
+def _settings(arguments: argparse.Namespace) -> ServerSettings:
+    if arguments.settings:
+        return handed_down(arguments.settings)
+    try:
+        return load(arguments.config, from_environment(environment()))
+    except SettingsError as error:
+        sys.exit(f"{error}")
 
 
 def _die_with(parent: int) -> None:

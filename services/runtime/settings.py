@@ -43,7 +43,8 @@ class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     transport: Literal["ipc", "tcp"] = "ipc"  # sockets in run_dir, or ports of host
     run_dir: str = ""  # folder of the ipc sockets; made afresh by the supervisor when empty
-    host: str = "127.0.0.1"  # tcp only
+    host: str = "127.0.0.1"  # tcp only; {receiver} in it stands for the service that receives, where each has a host
+    bind: str = ""  # tcp only: the address of its host that a receiver binds, * for all; empty = host
     base_port: Annotated[int, Meta(ge=1, le=MAX_PORT)] = 5700  # tcp only: one port for each link from here on
     gateways: Annotated[tuple[Name, ...], Meta(min_length=1)] = ("gateway-0",)  # the names of those that may be served
     heartbeat_s: Seconds = 1.0  # how often each sender shows that it lives

@@ -23,14 +23,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from services.runtime import instances
+from services.runtime import instances, link_keys, process
 from services.runtime.restarts import Restarts
 from services.runtime.run_dir import SETTINGS_FILE, open_run_dir
 from services.runtime.settings import LinkSettings, ServerSettings, SettingsError, temporary_root
 from services.runtime.shutdown import Patience, Send, Shutdown
-from services.wire import keys
-from services.wire.links import new_keys
-from services.wire.topology import AddressError, Topology
+from services.wire.topology import AddressError
 
 # Started in this order: the executor has the longest way to go.
 MODULES = {
@@ -59,7 +57,7 @@ def supervise(settings: ServerSettings, on_started: Callable[[Path], None]) -> i
         links = msgspec.structs.replace(settings.links, run_dir=str(run_dir))
         _check_addresses(links)
         if links.transport == "tcp":
-            links = msgspec.structs.replace(links, keys=str(_keys_at(Path(links.keys or run_dir / KEYS_FILE))))
+            links = msgspec.structs.replace(links, keys=str(link_keys.at(Path(links.keys or run_dir / KEYS_FILE))))
         settings_file = run_dir / SETTINGS_FILE
         settings_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(settings, links=links)))
         restarts = Restarts(settings.executor.max_restarts, settings.executor.restart_window_s)
@@ -181,19 +179,8 @@ def _signals() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(fd_before)
 
 
-def _keys_at(path: Path) -> Path:
-    """The file of the links' keys, made if it is not there. Raises SettingsError when it cannot be used."""
-    try:
-        if not path.exists():
-            keys.write(path, new_keys())
-        keys.read(path)
-    except keys.KeysError as error:
-        raise SettingsError(f"links.keys: {error}") from error
-    return path.absolute()
-
-
 def _check_addresses(links: LinkSettings) -> None:
-    topology = Topology(links.transport, links.run_dir, links.host, links.base_port, links.gateways)
+    topology = process.topology(links)
     try:
         topology.check()
     except AddressError as error:

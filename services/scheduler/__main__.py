@@ -5,13 +5,13 @@ from functools import partial
 
 import structlog
 
-from services.runtime import instances
+from services.runtime import instances, process
 from services.runtime.lifecycle import Stop, run
 from services.runtime.settings import ServerSettings
 from services.scheduler.service import SchedulerLinks, SchedulerService
 from services.wire.links import Poller, finish, open_inlet, open_outlet, open_renewable_outlet
 from services.wire.liveness import Heart
-from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS, Topology
+from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TOKENS
 
 POLL_AT_LEAST_S = 0.5  # heartbeats and silence are looked at this often
 FLUSH_S = 1.0  # how long the last words may take to leave
@@ -24,10 +24,10 @@ class PeerSilentError(Exception):
 def body(settings: ServerSettings, stop: Stop) -> None:
     """Serve until stopped; raises PeerSilentError when the detokenizer or a gateway dies, or no executor comes back."""
     at = settings.links
-    topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
-    submit = open_inlet(SUBMIT, topology.address(SUBMIT))
-    result = open_inlet(RESULT, topology.address(RESULT))
-    feedback = open_inlet(FEEDBACK, topology.address(FEEDBACK))
+    topology = process.topology(at)
+    submit = open_inlet(SUBMIT, topology.bound_address(SUBMIT))
+    result = open_inlet(RESULT, topology.bound_address(RESULT))
+    feedback = open_inlet(FEEDBACK, topology.bound_address(FEEDBACK))
     links = SchedulerLinks(
         submit=submit,
         result=result,
@@ -43,9 +43,10 @@ def body(settings: ServerSettings, stop: Stop) -> None:
     stop.on_set(poller.waker().wake)
     tell_lost = partial(instances.tell_lost, at.run_dir)
     service = SchedulerService(settings.scheduler, links, time.monotonic_ns, tell_lost)
+    heart = Heart(links.outlets(), at.heartbeat_s, process.sign_of_life(at.run_dir, "scheduler"))
     structlog.get_logger().info("service.ready")
     try:
-        _serve(service, poller, Heart(links.outlets(), at.heartbeat_s), at.death_s, stop)
+        _serve(service, poller, heart, at.death_s, stop)
     finally:
         finish(FLUSH_S)
 

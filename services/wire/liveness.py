@@ -5,7 +5,7 @@ without any frame. Whoever was never heard is not dead but not yet there. Time c
 looked at right after receiving.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from services.wire.link import AsyncInlet, Inlet, Outlet
@@ -14,9 +14,12 @@ from services.wire.link import AsyncInlet, Inlet, Outlet
 class Heart:
     """The heartbeat of one process. It starts to beat when the process is ready to serve."""
 
-    def __init__(self, outlets: Iterable[Outlet[Any]], every_s: float) -> None:
+    def __init__(
+        self, outlets: Iterable[Outlet[Any]], every_s: float, on_beat: Callable[[], None] = lambda: None
+    ) -> None:
         self._outlets = tuple(outlets)
         self._every_s = every_s
+        self._on_beat = on_beat
         self._due = float("-inf")
 
     def beat(self, now: float) -> None:
@@ -26,6 +29,7 @@ class Heart:
         self._due = now + self._every_s
         for outlet in self._outlets:
             outlet.heartbeat()
+        self._on_beat()
 
 
 def silent_senders(inlet: Inlet[Any] | AsyncInlet[Any], now: float, death_s: float) -> list[int]:

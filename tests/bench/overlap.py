@@ -21,7 +21,7 @@ import msgspec
 from services.detokenizer.__main__ import tables_of
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.streams import Streams
-from services.runtime import logs
+from services.runtime import logs, process
 from services.runtime.models import resolve
 from services.runtime.settings import (
     ExecutorSettings,
@@ -122,16 +122,16 @@ def trace(setup: Setup) -> list[StepResult]:
 
 def _schedule(settings: ServerSettings, setup: Setup) -> list[StepResult]:
     at = settings.links
-    topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
+    topology = process.topology(at)
     gateway = at.gateways[0]
-    submit = open_inlet(SUBMIT, topology.address(SUBMIT))
-    result = open_inlet(RESULT, topology.address(RESULT))
+    submit = open_inlet(SUBMIT, topology.bound_address(SUBMIT))
+    result = open_inlet(RESULT, topology.bound_address(RESULT))
     recording = RecordingInlet(result)
     if setup.is_in_line:
         tokens, feedback, detokenize = _detokenizer_in_line(topology, gateway, at.high_water_mark)
         waited: tuple[ZmqInlet[Any], ...] = (submit, result)
     else:
-        zmq_feedback = open_inlet(FEEDBACK, topology.address(FEEDBACK))
+        zmq_feedback = open_inlet(FEEDBACK, topology.bound_address(FEEDBACK))
         tokens, feedback = open_outlet(TOKENS, topology.address(TOKENS), at.high_water_mark), zmq_feedback
         detokenize = _nothing
         waited = (submit, result, zmq_feedback)

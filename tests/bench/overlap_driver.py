@@ -6,21 +6,22 @@ Usage: python -m tests.bench.overlap_driver RUN_DIR NUM_REQUESTS MAX_TOKENS
 import sys
 import time
 
+from services.runtime import process
 from services.runtime.settings import LinkSettings
 from services.wire import columns
 from services.wire.links import Poller, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.messages import EngineReady, Identity, Output, Sampling, Stopping, Submit
-from services.wire.topology import STATUS, SUBMIT, TEXT, Topology
+from services.wire.topology import STATUS, SUBMIT, TEXT
 
 
 def main(run_dir: str, num_requests: int, max_tokens: int) -> None:
     """Serve until killed."""
     at = LinkSettings(run_dir=run_dir)
     gateway = at.gateways[0]
-    topology = Topology(at.transport, at.run_dir, at.host, at.base_port, at.gateways)
-    text = open_inlet(TEXT, topology.address(TEXT, gateway))
-    status = open_inlet(STATUS, topology.address(STATUS, gateway))
+    topology = process.topology(at)
+    text = open_inlet(TEXT, topology.bound_address(TEXT, gateway))
+    status = open_inlet(STATUS, topology.bound_address(STATUS, gateway))
     submit = open_outlet(SUBMIT, topology.address(SUBMIT), at.high_water_mark)
     poller = Poller(text, status)
     heart = Heart((submit,), at.heartbeat_s)

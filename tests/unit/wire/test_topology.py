@@ -48,6 +48,28 @@ def test_the_length_of_a_path_is_counted_in_bytes() -> None:
         _topology("ipc", "/" + "é" * 60).check()
 
 
+def test_where_each_service_has_a_host_senders_name_it_and_receivers_bind_their_own() -> None:
+    topology = Topology("tcp", "", "{receiver}.internal", 5700, GATEWAYS, bind="*")
+    topology.check()
+    assert topology.address(SUBMIT) == "tcp://scheduler.internal:5700"
+    assert topology.bound_address(SUBMIT) == "tcp://*:5700"
+    assert topology.address(STATUS, "gateway-1") == "tcp://gateway-1.internal:5702"
+    assert topology.bound_address(STATUS, "gateway-1") == "tcp://*:5702"
+
+
+def test_a_host_for_each_receiver_is_nothing_to_bind() -> None:
+    with pytest.raises(AddressError, match=r"links\.bind"):
+        Topology("tcp", "", "{receiver}", 5700, GATEWAYS).check()
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_with_one_host_both_ends_have_one_address(transport: Literal["ipc", "tcp"]) -> None:
+    topology = _topology(transport)
+    for link in LINKS:
+        for gateway in GATEWAYS if link.per_gateway else ("",):
+            assert topology.address(link, gateway) == topology.bound_address(link, gateway)
+
+
 def test_a_port_beyond_the_last_is_refused() -> None:
     _topology("tcp", base_port=65527).check()
     with pytest.raises(AddressError, match="65536"):
