@@ -129,7 +129,7 @@ class FakeEngine:
         self._texts.send(TextBatch(self._number, deltas, ends))
 
     async def _next(self, kind: type[M]) -> M:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while True:
                 for message in self._seen:
                     if isinstance(message, kind):
@@ -205,7 +205,7 @@ def generate_request(fields: dict[str, Any]) -> pb.GenerateRequest:
 
 async def read(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> R:
     """The next message of a stream, which must not be at its end."""
-    message = await asyncio.wait_for(stream.read(), 5)
+    message = await asyncio.wait_for(stream.read(), 60)
     assert message is not grpc.aio.EOF, "the stream has ended"
     return cast("R", message)
 
@@ -213,13 +213,13 @@ async def read(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> R:
 async def rest(stream: "grpc.aio.UnaryStreamCall[Message, R]") -> list[R]:
     """Every message of a stream up to its end."""
     messages = []
-    while (message := await asyncio.wait_for(stream.read(), 5)) is not grpc.aio.EOF:
+    while (message := await asyncio.wait_for(stream.read(), 60)) is not grpc.aio.EOF:
         messages.append(cast("R", message))
     return messages
 
 
 async def eventually(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
