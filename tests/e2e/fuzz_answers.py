@@ -32,20 +32,22 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The refusals that are right, if any must or may be; prompt: its tokens, when the request may be answered."""
+    """The refusals that are right, if any must or may be; prompt: its tokens, when the request may be answered. opens:
+    its call is entered before that is known, and so may meet a live one with its id."""
 
     refusals: tuple[Refusal, ...] = ()
     may_be_answered: bool = False
+    opens: bool = True
     prompt: list[int] = field(default_factory=list)
 
 
 def judge(rules: Rules, request: Request) -> Verdict:
     """What must become of a request that nobody interferes with."""
     if request.model not in ("", rules.model.name):
-        return Verdict((Refusal("MODEL_NOT_FOUND"),))
+        return Verdict((Refusal("MODEL_NOT_FOUND"),), opens=False)
     wrong, depends = wrong_fields(rules, request)
     if wrong:
-        return Verdict((Refusal("INVALID_FIELD", frozenset(wrong), frozenset(depends)),))
+        return Verdict((Refusal("INVALID_FIELD", frozenset(wrong), frozenset(depends)),), opens=False)
     prompt = _raw(rules, request) if isinstance(request, inference_pb2.GenerateRequest) else _talk(rules, request)
     if isinstance(prompt, set):
         return Verdict((Refusal("INVALID_FIELD", frozenset(prompt)),))
@@ -56,7 +58,7 @@ def judge(rules: Rules, request: Request) -> Verdict:
     kind = constraint_of(request)
     if kind is not None and str(getattr(request.sampling, kind)) not in COMPILES:
         refusals.append(Refusal("INVALID_FIELD", frozenset({f"sampling.{kind}"})))
-    return Verdict(tuple(refusals), True, prompt)
+    return Verdict(tuple(refusals), may_be_answered=True, prompt=prompt)
 
 
 def _raw(rules: Rules, request: inference_pb2.GenerateRequest) -> list[int] | set[str]:

@@ -92,7 +92,7 @@ class Fuzz:
             refused = failure(error)
             names = frozenset(refused.fields)
             is_right = any(each.covers(refused.reason, names) for each in verdict.refusals)
-            is_twin = may_be_twin and verdict.may_be_answered and refused.reason == "DUPLICATE_REQUEST_ID"
+            is_twin = may_be_twin and verdict.opens and refused.reason == "DUPLICATE_REQUEST_ID"
             assert is_right or is_twin, f"{refused}\nwhere {verdict} was due for\n{request}"
             return
         assert verdict.may_be_answered, f"answered, where {verdict} was due for\n{request}"
