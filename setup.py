@@ -16,7 +16,15 @@ setup(
             sources=sorted(glob(f"{SOURCES}/*.cpp")),
             depends=sorted(glob(f"{SOURCES}/*.h")),
             language="c++",
-            extra_compile_args=["-std=c++20", "-O3", "-g0", "-fopenmp", "-fno-math-errno", "-Wno-maybe-uninitialized"],
+            extra_compile_args=[
+                "-std=c++20",
+                "-O3",
+                "-g0",
+                "-fopenmp",
+                "-fno-math-errno",
+                "-Wno-uninitialized",
+                "-Wno-maybe-uninitialized",
+            ],
             extra_link_args=["-fopenmp"],
             optional=True,
         )

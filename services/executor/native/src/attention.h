@@ -12,6 +12,7 @@ namespace {
 
 constexpr int WIDE = 16;               // a tile of products is LINES x WIDE
 constexpr int WIDE_VECTORS = WIDE / LANES;
+constexpr int FEW = 3;                 // so many lines are multiplied with twice as much at a time
 constexpr int LINES = 48;              // most lines of a tile
 constexpr int SPAN = 128;              // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
@@ -31,7 +32,7 @@ struct AttentionScratch {
 // The right-hand side of a product: rows of WIDE values in a head's memory, and where, compared to it, the memory lies that
 // is needed two blocks later. It is asked for line by line, as this one is read.
 struct Wide {
-    const uint8_t *head;
+    uint8_t *head;
     int64_t first;
     int stride, depth;
     int64_t ahead;
@@ -55,6 +56,41 @@ inline void multiply_tile(const float *a, int a_stride, const Wide &b, float *c,
     }
     for (int m = 0; m < M; m++)
         for (int v = 0; v < WIDE_VECTORS; v++) store(c + m * c_stride + v * LANES, sums[m][v]);
+}
+
+// Two such products with the same a: few lines alone would wait for their own sums. c and its twin lie WIDE apart.
+template <class Kv, int M>
+inline void multiply_pair(const float *a, int a_stride, const Wide &b, const Wide &other, float *c, int c_stride, bool adds) {
+    constexpr int V = 2 * WIDE_VECTORS;
+    F sums[M][V];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) sums[m][v] = adds ? load(c + m * c_stride + v * LANES) : zero();
+    for (int k = 0; k < b.depth; k++) {
+        F x[M];
+        for (int m = 0; m < M; m++) x[m] = all(a[m * a_stride + k]);
+        for (int half = 0; half < 2; half++) {
+            const Wide &from = half ? other : b;
+            const int64_t at = from.first + int64_t(k) * from.stride;
+            for (int v = 0; v < WIDE_VECTORS; v++) {
+                const F row = Kv::load_at(from.head, at + v * LANES);
+                const int to = half * WIDE_VECTORS + v;
+                for (int m = 0; m < M; m++) sums[m][to] = fma(x[m], row, sums[m][to]);
+            }
+            __builtin_prefetch(from.head + from.ahead + at * Kv::BYTES);
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < V; v++) store(c + m * c_stride + v * LANES, sums[m][v]);
+}
+
+template <class Kv>
+inline void multiply_few(int lines, const float *a, int a_stride, const Wide &b, const Wide &other, float *c, int c_stride,
+                         bool adds) {
+    switch (lines) {
+        case 1: return multiply_pair<Kv, 1>(a, a_stride, b, other, c, c_stride, adds);
+        case 2: return multiply_pair<Kv, 2>(a, a_stride, b, other, c, c_stride, adds);
+        default: return multiply_pair<Kv, FEW>(a, a_stride, b, other, c, c_stride, adds);
+    }
 }
 
 template <class Kv>
@@ -109,6 +145,12 @@ inline void soften(AttentionScratch &s, int line, int start, int first, int last
     s.total[line] = s.total[line] * kept + sum(total);
 }
 
+inline void scale_scores(AttentionScratch &s, int lines, int i, const float *scales) {
+    for (int line = 0; line < lines; line++)
+        for (int j = 0; j < WIDE; j += LANES)
+            store(&s.scores[line][i + j], mul(load(&s.scores[line][i + j]), load(scales + j)));
+}
+
 template <class Kv>
 void attend_span(const TandemShape &shape, const TandemPools &pools, const int32_t *table, int kv_head, int lines,
                  int start, int stop, const int *firsts, const int *lasts, AttentionScratch &s) {
@@ -117,17 +159,22 @@ void attend_span(const TandemShape &shape, const TandemPools &pools, const int32
     const auto later = [&](uint8_t *pool, int position) {
         return head_of(pool, shape, table[std::min(position / bs + 2, last_block)], kv_head);
     };
-    for (int i = 0; i < width; i += WIDE) {
-        const int position = start + i;
+    const auto keys_at = [&](int position) {
         uint8_t *head = head_of(pools.keys, shape, table[position / bs], kv_head);
-        const Wide keys{head, position % bs, bs, d, later(pools.keys, position) - head};
-        multiply_lines<Kv>(lines, s.queries, d, keys, &s.scores[0][i], SPAN, false);
-        if (Kv::has_scales)
-            for (int line = 0; line < lines; line++)
-                for (int j = 0; j < WIDE; j += LANES)
-                    store(&s.scores[line][i + j], mul(load(&s.scores[line][i + j]),
-                                                      load(scales_of_head(head, shape) + position % bs + j)));
+        return Wide{head, position % bs, bs, d, later(pools.keys, position) - head};
+    };
+    for (int i = 0; i < width;) {
+        const bool is_pair = lines <= FEW && i + WIDE < width;
+        const Wide keys = keys_at(start + i);
+        if (is_pair)
+            multiply_few<Kv>(lines, s.queries, d, keys, keys_at(start + i + WIDE), &s.scores[0][i], SPAN, false);
+        else
+            multiply_lines<Kv>(lines, s.queries, d, keys, &s.scores[0][i], SPAN, false);
+        i += is_pair ? 2 * WIDE : WIDE;
     }
+    if (Kv::has_scales)
+        for (int i = 0; i < width; i += WIDE)
+            scale_scores(s, lines, i, scales_of_head(keys_at(start + i).head, shape) + (start + i) % bs);
     for (int line = 0; line < lines; line++) soften(s, line, start, firsts[line], lasts[line], width, d);
     for (int i = 0; i < stop - start; i += WIDE) {
         const int position = start + i, depth = std::min(WIDE, stop - position);
@@ -136,9 +183,15 @@ void attend_span(const TandemShape &shape, const TandemPools &pools, const int32
             for (int line = 0; line < lines; line++)
                 for (int j = 0; j < depth; j++) s.scores[line][i + j] *= scales_of_head(head, shape)[position % bs + j];
         const int64_t ahead = later(pools.values, position) - head;
-        for (int e = 0; e < d; e += WIDE) {
-            const Wide values{head, int64_t(position % bs) * d + e, d, depth, ahead};
-            multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, values, s.out + e, d, true);
+        const auto values_at = [&](int e) { return Wide{head, int64_t(position % bs) * d + e, d, depth, ahead}; };
+        for (int e = 0; e < d;) {
+            if (lines <= FEW && e + WIDE < d) {
+                multiply_few<Kv>(lines, &s.scores[0][i], SPAN, values_at(e), values_at(e + WIDE), s.out + e, d, true);
+                e += 2 * WIDE;
+            } else {
+                multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, values_at(e), s.out + e, d, true);
+                e += WIDE;
+            }
         }
     }
 }

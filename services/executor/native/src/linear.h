@@ -110,10 +110,8 @@ inline void multiply_group(const TandemWeight &w, const uint8_t *group, const Ac
     F held[ROWS ? ROWS : RUN];
     for (int row = 0; row < count; row++) held[row] = zero();
     for (int block = 0; block < w.columns / BLOCK; block++) {
-        if (ROWS) {  // few rows: memory is what it waits for
-            for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
-            ahead += bytes;
-        }
+        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
+        ahead += bytes;
         const Columns columns(group, scales);
         int row = 0;
         for (; row + 2 <= count; row += 2) {  // what does not fit the registers is read once for two
