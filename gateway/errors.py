@@ -2,10 +2,11 @@
 
 A CallError is the one exception that ends a call on purpose. Reasons are the public enum of errors.proto; whatever the
 engine says (FailureReason) maps to one of them here and nowhere else. Knows no call and no link. Invariant: every
-reason has a status code, none of them UNKNOWN, and every FailureReason but NONE has a reason.
+reason has a status code, none of them UNKNOWN, every FailureReason but NONE has a reason, and a status is small enough
+for every client, however much is wrong.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -23,6 +24,11 @@ DOMAIN = "tandem"
 PREFIX = "ERROR_REASON_"
 # What a client is told to wait when nothing better is known.
 DEFAULT_RETRY_S = 1.0
+# A status travels as metadata, of which clients take 8 KiB by default, and there it is told twice: percent-encoded and
+# in base64. Bytes of UTF-8.
+MAX_MESSAGE_BYTES = 768
+MAX_DESCRIPTION_BYTES = 512
+MAX_VIOLATION_BYTES = 1536  # of all of them together
 
 _CODES: Mapping["ErrorReason", int] = MappingProxyType(
     {
@@ -149,7 +155,7 @@ def failed(
 
 def status(error: CallError) -> grpc.Status:
     """The gRPC status of an error: code, message, details, and the trailing metadata that go with them."""
-    proto = status_pb2.Status(code=_CODES[error.reason], message=error.message)
+    proto = status_pb2.Status(code=_CODES[error.reason], message=_clipped(error.message, MAX_MESSAGE_BYTES))
     proto.details.extend(_packed(detail) for detail in _details(error))
     plain: grpc.Status = rpc_status.to_status(proto)
     return _Status(plain.code, plain.details, (*plain.trailing_metadata, *_pushback(error), *error.trailers))
@@ -167,18 +173,37 @@ def _details(error: CallError) -> Iterable[Message]:
     if error.violations:
         fields = [
             error_details_pb2.BadRequest.FieldViolation(field=violation.field, description=violation.description)
-            for violation in error.violations
+            for violation in _told(error.violations)
         ]
         yield error_details_pb2.BadRequest(field_violations=fields)
     quota = error.quota or _QUOTAS.get(error.reason)
     if quota is not None:
-        violation = error_details_pb2.QuotaFailure.Violation(subject=quota, description=error.message)
+        violation = error_details_pb2.QuotaFailure.Violation(
+            subject=quota, description=_clipped(error.message, MAX_DESCRIPTION_BYTES)
+        )
         yield error_details_pb2.QuotaFailure(violations=[violation])
     retry_after_ms = _retry_after_ms(error)
     if retry_after_ms is not None:
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(retry_after_ms)
         yield error_details_pb2.RetryInfo(retry_delay=delay)
+
+
+def _told(violations: Iterable[Violation]) -> Iterator[Violation]:
+    """The first of them, as many as a status has room for; at least one."""
+    left = MAX_VIOLATION_BYTES
+    for violation in violations:
+        description = _clipped(violation.description, MAX_DESCRIPTION_BYTES)
+        left -= len(violation.field.encode()) + len(description.encode())
+        if left < 0:
+            return
+        yield Violation(violation.field, description)
+
+
+def _clipped(text: str, max_bytes: int) -> str:
+    """The text, or its beginning and three dots."""
+    raw = text.encode()
+    return text if len(raw) <= max_bytes else raw[: max_bytes - 3].decode(errors="ignore") + "..."
 
 
 def _retry_after_ms(error: CallError) -> int | None:

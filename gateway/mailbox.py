@@ -2,7 +2,8 @@
 
 Deltas that arrive while the client is busy merge, so a client that is slower than the engine gets fewer, longer
 messages; so do those that the call's pace holds back (pacing.py). Knows no link, no gRPC and no clock. Invariants:
-nothing is lost or reordered within a sequence; after the end, or an error, nothing more is taken in.
+nothing is lost or reordered within a sequence; after the end, or an error, nothing more is taken in; whoever takes
+gets something, or an error, until it has all the ends.
 """
 
 import asyncio
@@ -123,6 +124,14 @@ class Mailbox:
             if self._waits_for_first:
                 self.discard()  # it lacks its beginning, and nobody waits for that any more
             self._wake()
+
+    def break_off(self, error: CallError) -> None:
+        """Let the call end with an error at once, and drop what lies here. The first error counts; none when all has
+        been taken, the ends with it."""
+        if self.error is None and (self._num_unended or self._pieces):
+            self.error = error
+        self.discard()
+        self._wake()
 
     def ripen(self, since: int) -> None:
         """What has been held since this batch has waited long enough."""

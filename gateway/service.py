@@ -123,8 +123,7 @@ class Gateway:
         call = self.calls.find(request_id)
         if call is None:
             return False
-        call.mailbox.discard()
-        call.mailbox.fail(CallError(reasons.ERROR_REASON_CANCELLED, why))
+        call.mailbox.break_off(CallError(reasons.ERROR_REASON_CANCELLED, why))
         self._stop_work(call)
         return True  # it stays in the table until its client has been told, or does not read: see `tick`
 
@@ -170,8 +169,7 @@ class Gateway:
     def _abandon(self, call: Call, why: str) -> None:
         """End a call whose client does not read: the engine's work now, the client's wait as soon as it reads again."""
         error = call.mailbox.error or CallError(reasons.ERROR_REASON_SLOW_READER, why)
-        call.mailbox.discard()
-        call.mailbox.fail(error)
+        call.mailbox.break_off(error)
         self.release(call)
         if call.abort is not None:
             told = replace(error, trailers=self._trailers(call))

@@ -25,6 +25,7 @@ class Replies:
         self._call = call
         self._terms = terms
         self._eos_token_ids = eos_token_ids
+        self._untold = dict.fromkeys(range(call.n))  # sequences without a Complete
 
     def chunk(self, piece: Piece) -> pb.GenerateResponse:
         """New tokens of one sequence."""
@@ -44,6 +45,7 @@ class Replies:
     def complete(self, piece: Piece) -> pb.GenerateResponse:
         """The end of one sequence, with the tokens of its last piece: all of them when nothing was streamed."""
         assert piece.end is not None, "a sequence is complete at its end"
+        del self._untold[piece.index]
         token_ids = columns.unpack(piece.token_column)
         complete = pb.GenerateComplete(
             output_ids=token_ids,
@@ -61,14 +63,13 @@ class Replies:
         return pb.GenerateResponse(complete=complete)
 
     def aborted(self) -> Iterable[pb.GenerateResponse]:
-        """The ends of the sequences that an Abort found unfinished."""
-        for index in range(self._call.n):
-            if index not in self._call.ends:
-                yield pb.GenerateResponse(
-                    complete=pb.GenerateComplete(
-                        finish_reason=ABORTED, prompt_tokens=self._call.num_prompt_tokens, index=index
-                    )
+        """The ends of the sequences that an Abort found unfinished, or untold."""
+        for index in self._untold:
+            yield pb.GenerateResponse(
+                complete=pb.GenerateComplete(
+                    finish_reason=ABORTED, prompt_tokens=self._call.num_prompt_tokens, index=index
                 )
+            )
 
     def _tell_stop(self, complete: pb.GenerateComplete, end: TextEnd) -> None:
         stop = end.matched_stop

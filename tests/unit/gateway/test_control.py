@@ -19,9 +19,9 @@ from services.runtime import logs
 from services.runtime.access import digest
 from services.runtime.settings import GatewaySettings
 from services.tokenizer import Tokenizer
-from services.wire.messages import Control, ControlReply, ControlVerb, Draining, Load
+from services.wire.messages import Control, ControlReply, ControlVerb, Draining, FinishReason, Load, TextBatch
 from tandem.v1 import control_pb2 as pb
-from tests.unit.gateway.rig import SETTINGS, Front, error_of, eventually, read, rest, running
+from tests.unit.gateway.rig import SETTINGS, Front, error_of, eventually, read, rest, running, text_end
 from tests.unit.gateway.test_cancel import slow_channel, stuck_stream
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -179,6 +179,20 @@ async def test_a_cancelled_call_whose_client_does_not_read_is_let_go(tokenizer: 
         assert (await there.front.engine.cancel()).identity == submit.identity
         await eventually(lambda: len(there.front.server.gateway.calls) == 0)
         assert (await error_of(rest_of_it)).reason == "CANCELLED"
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_call_whose_end_is_untold_is_cancelled_like_any_other(tokenizer: Tokenizer, is_stream: bool) -> None:
+    async with desk(tokenizer) as there:
+        gateway = there.front.server.gateway
+        call = there.front.stream_generate().read() if is_stream else there.front.generate()
+        told = asyncio.ensure_future(error_of(call))
+        identity = (await there.front.engine.submit()).identity
+        gateway.absorb_texts([TextBatch(1, (), (text_end(identity, FinishReason.STOP),))])
+        assert gateway.cancel(identity.request, "enough")
+        assert (await told).reason == "CANCELLED"
+        await eventually(lambda: len(gateway.calls) == 0)
+        assert there.front.engine.drain() == []
 
 
 async def test_all_calls_are_cancelled_by_the_scheduler(tokenizer: Tokenizer) -> None:

@@ -1,5 +1,8 @@
 """The table of failures is complete, and its details are what google.rpc says they are."""
 
+import string
+from urllib.parse import quote
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
@@ -94,3 +97,26 @@ def test_trailers_of_the_call_go_with_the_details() -> None:
     error = CallError(reasons.ERROR_REASON_INTERNAL, "x", trailers=(("x-request-id", "r"),))
     metadata = dict(errors.status(error).trailing_metadata or ())
     assert metadata["x-request-id"] == "r" and "grpc-status-details-bin" in metadata
+
+
+@pytest.mark.parametrize("letter", ["x", "\u6f22", "\n"])
+def test_a_status_fits_the_metadata_of_every_client_however_much_is_wrong(letter: str) -> None:
+    long = letter * 40_000
+    many = errors.invalid([Violation(f"messages[{i}].role", "must be one of them") for i in range(1000)])
+    for error in (
+        many,
+        errors.invalid([Violation("sampling.regex", long)]),
+        errors.failed(FailureReason.QUEUE_FULL, long),
+    ):
+        status = errors.status(error)
+        shown = quote(status.details, safe=string.punctuation)
+        raw = sum(len(value) for _, value in status.trailing_metadata or ())
+        assert len(shown) + 4 * raw // 3 < 8192 - 1024, "room for what a call had cost is left"
+        assert status.details.endswith("...")
+    (violation, *_), told = many.violations, error_details_pb2.BadRequest()
+    assert details(many).details[1].Unpack(told)
+    assert 10 < len(told.field_violations) < 100
+    assert (told.field_violations[0].field, told.field_violations[0].description) == (
+        violation.field,
+        violation.description,
+    )

@@ -134,3 +134,24 @@ async def test_the_first_error_counts() -> None:
     mailbox.fail(CallError(reasons.ERROR_REASON_ENGINE_DEAD, "second"))
     with pytest.raises(CallError, match="first"):
         await mailbox.take()
+
+
+async def test_what_is_broken_off_before_its_ends_are_taken_ends_with_the_error() -> None:
+    error = CallError(reasons.ERROR_REASON_CANCELLED, "")
+    for max_tokens in (100, None):
+        mailbox = Mailbox(2, max_tokens)
+        mailbox.put(delta("a", 1))
+        end(mailbox, 0)
+        end(mailbox, 1)
+        mailbox.break_off(error)
+        for _ in range(2):
+            with pytest.raises(CallError, match="CANCELLED"):
+                await mailbox.take()
+
+
+async def test_what_has_been_taken_to_its_end_is_not_broken_off() -> None:
+    mailbox = Mailbox(1, 100)
+    end(mailbox)
+    assert len(await mailbox.take()) == 1
+    mailbox.break_off(CallError(reasons.ERROR_REASON_CANCELLED, ""))
+    assert mailbox.error is None
