@@ -4,6 +4,7 @@ A Constraint becomes a Grammar, a Grammar starts a Matcher for each text, and a 
 Nothing here keeps a thread or a cache; every call that takes time releases the GIL while it does. A matcher shares the
 lexer of its grammar, whose states are worked out once for all texts; one that reached the lexer's bounds is worn, and
 what goes on after that shares nothing. Where bytes are forced, the mask allows the model's own spelling of them alone.
+Compiling recurses as deep as definitions refer to one another, and so has a stack of its own.
 """
 
 import json
@@ -15,6 +16,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from services.executor.batch import I32
+from services.executor.depth import deeply
 from services.executor.masks import num_words
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import Constraint, ConstraintKind
@@ -103,7 +105,11 @@ class Compiler:
         """The grammar of a constraint; raises GrammarError."""
         text = grammar_text(constraint)
         tokenizer = self._tokenizer.result()
-        return Grammar(lambda: LLMatcher(tokenizer, text, log_level=0, limits=self._limits), tokenizer.vocab_size)
+
+        def compile_anew() -> LLMatcher:
+            return deeply(lambda: LLMatcher(tokenizer, text, log_level=0, limits=self._limits), len(text.encode()))
+
+        return Grammar(compile_anew, tokenizer.vocab_size)
 
 
 class Checker:
@@ -114,7 +120,8 @@ class Checker:
 
     def __call__(self, constraint: Constraint) -> None:
         """Raises GrammarError."""
-        error = LLMatcher.validate_grammar(grammar_text(constraint), limits=self._limits)
+        text = grammar_text(constraint)
+        error = deeply(lambda: LLMatcher.validate_grammar(text, limits=self._limits), len(text.encode()))
         if error:
             raise GrammarError(_readable(error))
 

@@ -222,6 +222,35 @@ def test_what_can_have_no_first_mask_does_not_compile() -> None:
         compiler(constraint_states=3)(Constraint(ConstraintKind.REGEX, "(ab|cd)+[0-9]"))
 
 
+def chain(link: str, last: str, num: int, separator: str) -> str:
+    """Definitions of which each refers to the next."""
+    return separator.join([link.format(i, i + 1) for i in range(num)] + [last.format(num)])
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(ConstraintKind.GRAMMAR, "start: r0\n" + chain("r{}:r{}", 'r{}:"a"', 5000, "\n")),
+        Constraint(ConstraintKind.GRAMMAR, "start: R0\n" + chain("R{}:R{}", 'R{}:"a"', 5000, "\n")),
+        Constraint(
+            ConstraintKind.JSON_SCHEMA,
+            '{"$ref":"#/$defs/0","$defs":{'
+            + chain(
+                '"{}":' + '{{"allOf":[' * 20 + '{{"$ref":"#/$defs/{}"}}' + "]}}" * 20, '"{}":{{"const":1}}', 200, ","
+            )
+            + "}}",
+        ),
+    ],
+    ids=["rules", "terminals", "schema"],
+)
+def test_what_is_as_deep_as_its_source_is_long_compiles(constraint: Constraint) -> None:
+    assert len(constraint.source) > 48 * 1024
+    Checker(ExecutorSettings())(constraint)
+    grammar = COMPILE(constraint)
+    only = ord("1") if constraint.kind == ConstraintKind.JSON_SCHEMA else ord("a")
+    assert follow(grammar.start(), []) == follow(grammar.start_alone(), []) == [only]
+
+
 def test_matchers_of_one_grammar_go_their_own_ways() -> None:
     grammar = COMPILE(Constraint(ConstraintKind.REGEX, "a*b|c"))
     first, second = grammar.start(), grammar.start()
