@@ -167,11 +167,11 @@ def _is_literal(char: str) -> bool:
 
 
 def _text(read: list[str]) -> str:
-    """The string that was read, quotes and all."""
+    """The string that was read, quotes and all. A half of a surrogate pair is no text, and becomes U+FFFD."""
     try:
         value: object = json.loads("".join(read), strict=False)
     except ValueError as error:
         raise BrokenCall from error
     if not isinstance(value, str):
         raise BrokenCall
-    return value
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

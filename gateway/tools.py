@@ -19,6 +19,8 @@ NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 # Below these keys of a schema lie values, not schemas.
 _VALUES = frozenset({"const", "enum", "default", "examples"})
+# And below these, schemas by name, whatever the names are.
+_MAPS = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 
 
 @dataclass(frozen=True)
@@ -118,16 +120,19 @@ def _schema_of_calls(functions: Iterable[Mapping[str, Any]], max_calls: int) -> 
     return to_json({**whole, "$defs": definitions})
 
 
-def _moved(schema: object, root: str) -> object:
-    """The schema with its references to itself as they must be when it stands at `root` of another."""
+def _moved(schema: object, root: str, is_map: bool = False) -> object:
+    """The schema with its references to itself as they must be when it stands at `root` of another. One with an $id is
+    its own root wherever it stands. is_map: its keys are names, and schemas below them."""
     if isinstance(schema, list):
         return [_moved(inner, root) for inner in schema]
-    if not isinstance(schema, dict):
+    if not isinstance(schema, dict) or (isinstance(schema.get("$id"), str) and not is_map):
         return schema
     moved: dict[str, object] = {}
     for key, value in schema.items():
-        if key == "$ref" and isinstance(value, str) and value.startswith("#"):
+        if is_map:
+            moved[key] = _moved(value, root)
+        elif key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
             moved[key] = root + value[1:]
         else:
-            moved[key] = value if key in _VALUES else _moved(value, root)
+            moved[key] = value if key in _VALUES else _moved(value, root, is_map=key in _MAPS)
     return moved

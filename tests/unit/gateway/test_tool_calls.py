@@ -204,3 +204,11 @@ def test_calls_beyond_the_bound_are_left_away() -> None:
 def test_ids_differ() -> None:
     ids = {mint_id() for _ in range(100)}
     assert len(ids) == 100 and all(each.startswith("call_") and len(each) == 29 for each in ids)
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\ude00", "\\ude00\\ud83d"])
+def test_half_a_character_in_arguments_spelled_as_a_string_can_be_told(half: str) -> None:
+    _, ((name, arguments),) = read([f'{{"name": "time", "arguments": "{{}} \\ud83d\\ude00 {half}"}}'])
+    assert name == "time"
+    assert arguments == "{} \U0001f600 " + "\ufffd" * half.count("u")
+    arguments.encode()

@@ -120,6 +120,30 @@ TALK = [
 ]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"default": {"$ref": "#/$defs/enum"}}, "$defs": {"enum": {"type": "integer"}}},
+        {
+            "$id": "https://example.org/a",
+            "properties": {"default": {"$ref": "#/$defs/V"}},
+            "$defs": {"V": {"const": 7}},
+        },
+        {"properties": {"default": {"$ref": "#v"}}, "$defs": {"V": {"$anchor": "v", "type": "integer"}}},
+        {
+            "properties": {"$id": {"type": "string"}, "default": {"$ref": "#/definitions/V"}},
+            "definitions": {"V": {"const": 7}},
+        },
+    ],
+    ids=["keywords as names", "id", "anchor", "a property named id"],
+)
+def test_whatever_a_schema_refers_to_it_finds(parameters: dict[str, Any]) -> None:
+    tool = pb.Tool(name="f", parameters=json.dumps({"type": "object", **parameters}))
+    schema = schema_of(pb.TOOL_MODE_REQUIRED, tool, pb.Tool(name="g"))
+    assert schema.is_valid([{"name": "f", "arguments": {"default": 7}}])
+    assert not schema.is_valid([{"name": "f", "arguments": {"default": "seven"}}])
+
+
 def shown(messages: list[pb.ChatMessage], knows_tools: bool, *tools: pb.Tool) -> list[Any]:
     request = pb.ChatRequest(messages=messages, tools=tools)
     return for_template(request, read(tools=tools), knows_tools)
