@@ -42,7 +42,7 @@ def eight_bits(x: Tensor) -> Tensor:
     """x as the kernels see it: blocks of 32 rounded to 255 steps, in float32 as they do it."""
     blocks = x.view(len(x), x.shape[1] // 32, 32)
     most = blocks.abs().amax(-1, keepdim=True)
-    steps = (blocks * torch.where(most > 0, 127 / most, 0.0)).round()
+    steps = (blocks * torch.where(most > 0, torch.full_like(most, 127.0) / most, 0.0)).round()
     return (steps.double() * (most / 127)).view(x.shape)
 
 

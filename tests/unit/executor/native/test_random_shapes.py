@@ -63,4 +63,5 @@ def test_nothing_is_touched_that_is_not_given(tmp_path: Path) -> None:
     tests = [f"tests/unit/executor/native/test_{name}.py" for name in ("attention", "linear", "rows", "random_shapes")]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", *tests]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "AddressSanitizer" not in done.stderr, done.stdout[-3000:] + done.stderr[-6000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert " passed, 1 skipped" in done.stdout, "the sanitized kernels were not loaded"
