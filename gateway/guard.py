@@ -48,7 +48,7 @@ class Guard:
         assert not descriptor.client_streaming, f"{descriptor.full_name}: client streams are not served"
         request_class = message_factory.GetMessageClass(descriptor.input_type)
 
-        async def guarded(raw: bytes, context: Context) -> Message | None:
+        async def guarded(raw: bytes, context: Context) -> bytes | None:
             self._num_active += 1
             self.idle.clear()
             try:
@@ -60,15 +60,17 @@ class Guard:
                     self.idle.set()
 
         if descriptor.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=_serialized)
-        return grpc.unary_unary_rpc_method_handler(guarded, response_serializer=_serialized)
+            return grpc.unary_stream_rpc_method_handler(guarded, response_serializer=self._serialized)
+        return grpc.unary_unary_rpc_method_handler(guarded)
 
     async def _outcome(
         self, descriptor: MethodDescriptor, method: Method, request: Callable[[], Message], context: Context
-    ) -> Message | None:
+    ) -> bytes | None:
+        """A unary call's answer, written out here, where what goes wrong with it still has a status."""
         try:
             with self._accounts.account(descriptor, context), access.caller().call():
-                return await method(request(), context)
+                answer = await method(request(), context)
+                return None if answer is None else self._serialized(answer)
         except CallError as error:
             status = errors.status(error)
         except grpc.aio.BaseError:
@@ -88,18 +90,24 @@ class Guard:
             await context.abort_with_status(status)
         return None
 
+    def _serialized(self, message: Message) -> bytes:
+        """Raises CallError for what the transport would not send; a stream meets it where it writes."""
+        raw = message.SerializeToString()
+        _check_size("the answer", raw, self._max_message_bytes)
+        return raw
 
-def _decoded(request_class: type[Message], raw: bytes, max_bytes: int) -> Message:
+
+def _check_size(what: str, raw: bytes, max_bytes: int) -> None:
     if len(raw) > max_bytes:
-        message = f"the request has {len(raw)} bytes, a message may have {max_bytes}"
+        message = f"{what} has {len(raw)} bytes, a message may have {max_bytes}"
         sizes = {"limit": str(max_bytes), "given": str(len(raw))}
         raise CallError(reasons.ERROR_REASON_MESSAGE_TOO_LARGE, message, metadata=sizes)
+
+
+def _decoded(request_class: type[Message], raw: bytes, max_bytes: int) -> Message:
+    _check_size("the request", raw, max_bytes)
     try:
         return request_class.FromString(raw)
     except DecodeError as error:
         message = f"the request is no valid {request_class.DESCRIPTOR.full_name}"
         raise CallError(reasons.ERROR_REASON_MALFORMED_REQUEST, message) from error
-
-
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()

@@ -33,14 +33,16 @@ def translated(request: pb.GenerateRequest, context_length: int) -> inference_pb
         wanted.token_ids.ids.extend(request.tokenized.input_ids)
     params = request.sampling_params
     wanted.sampling.CopyFrom(_sampling(params, violations))
-    wanted.stopping.CopyFrom(_stopping(params, context_length - len(request.tokenized.input_ids)))
     wanted.output.CopyFrom(_output(params, violations))
+    num_prompt_tokens = len(request.tokenized.input_ids)
     if params.HasField("truncate_prompt_tokens"):
         kept = params.truncate_prompt_tokens
         if kept == 0 or kept < -1:
             violations.append(Violation("sampling_params.truncate_prompt_tokens", f"must be -1 or >= 1, is {kept}"))
         else:
             wanted.truncate_prompt_tokens = context_length - 1 if kept == -1 else kept
+            num_prompt_tokens = min(num_prompt_tokens, wanted.truncate_prompt_tokens)
+    wanted.stopping.CopyFrom(_stopping(params, context_length - num_prompt_tokens))
     refuse_if_any(violations)
     return wanted
 

@@ -26,6 +26,7 @@ from services.scheduler.core.waiting import WaitingQueue
 from services.wire import columns
 from services.wire.messages import AppendBlocks, FailureReason, FinishReason, Op, SlotInit, SlotRetire
 
+MAX_GENERATION = 2**31 - 1  # generations travel in a column of int32; by then the first is long forgotten
 CANCELLED = (FinishReason.CANCELLED, FailureReason.NONE, "")
 LENGTH = (FinishReason.LENGTH, FailureReason.NONE, "")
 STOP = (FinishReason.STOP, FailureReason.NONE, "")
@@ -146,7 +147,7 @@ class State:
     def start_run(self, sequence: Sequence, slot: int) -> Run:
         """Put a sequence on a slot with an empty block table, told to the executor by the next plan."""
         assert sequence.run is None
-        self.generation += 1
+        self.generation = self.generation % MAX_GENERATION + 1
         run = Run(sequence, slot, self.generation)
         sequence.run = run
         self.running[run] = None

@@ -12,7 +12,7 @@ from services.tokenizer import Tokenizer
 from services.wire.messages import FinishReason, Submit
 from tandem.v1 import common_pb2 as common
 from tandem.v1 import inference_pb2 as pb
-from tests.unit.gateway.rig import Front, running
+from tests.unit.gateway.rig import Front, error_of, eventually, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -62,3 +62,23 @@ async def test_what_is_too_large_is_refused_by_name_and_nobody_waits_for_it(ther
     with pytest.raises(asyncio.CancelledError):
         await small
     await there.settle()
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_an_answer_that_is_too_large_ends_with_a_status_that_says_so(
+    tokenizer: Tokenizer, is_stream: bool
+) -> None:
+    settings = GatewaySettings(listen="127.0.0.1:0", drain_s=0.5, max_message_bytes=8192)
+    async with running(tokenizer, settings) as front:
+        call = front.stream_generate().read() if is_stream else front.generate()
+        submit = await front.engine.submit()
+        front.engine.say(submit, "x" * 10_000, [1])
+        if not is_stream:
+            front.engine.end(submit)
+        error = await error_of(call)
+        assert (error.code, error.reason) == (EXHAUSTED, "MESSAGE_TOO_LARGE")
+        assert "the answer has 10" in error.message and "may have 8192" in error.message
+        await eventually(lambda: len(front.server.gateway.calls) == 0)
+        if is_stream:
+            assert (await front.engine.cancel()).identity == submit.identity
+        assert front.engine.drain() == []

@@ -86,3 +86,12 @@ def test_what_cannot_be_said_here_is_named(params: dict[str, Any], field: str) -
 @pytest.mark.parametrize(("given", "kept"), [(5, 5), (-1, 99)])
 def test_a_prompt_may_be_truncated(given: int, kept: int) -> None:
     assert translated(truncate_prompt_tokens=given).truncate_prompt_tokens == kept
+
+
+@pytest.mark.parametrize(("given", "left"), [(5, 95), (60, 40), (-1, 1), (None, 1)])
+def test_what_is_cut_from_a_prompt_is_room_for_the_output(given: int | None, left: int) -> None:
+    request = pb.GenerateRequest(
+        tokenized=pb.TokenizedInput(input_ids=[7] * 1000),
+        sampling_params=pb.SamplingParams(truncate_prompt_tokens=given, max_tokens=500),
+    )
+    assert requests.translated(request, 100).stopping.max_tokens == left

@@ -4,6 +4,7 @@ import pytest
 
 from services.scheduler.core.admission import seed_of_sample
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.state import MAX_GENERATION
 from services.wire import columns
 from services.wire.codec import encode
 from services.wire.messages import (
@@ -601,3 +602,13 @@ def test_depth_has_bounds() -> None:
     for depth in (0, 4):
         with pytest.raises(AssertionError, match="depth"):
             Scheduler(limits(depth=depth))
+
+
+def test_a_server_may_run_for_longer_than_a_column_can_count_its_generations() -> None:
+    rig = Rig()
+    rig.scheduler.state.generation = MAX_GENERATION - 2
+    for name in "abcde":
+        rig.submit(submit_message(name, PROMPT, max_tokens=3))
+    rig.run()
+    for name in "abcde":
+        assert rig.output(name) == continuation(PROMPT, 0, 3)
