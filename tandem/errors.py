@@ -14,7 +14,7 @@ TandemError
 │   ├── QueueFull
 │   ├── TooManyCalls
 │   ├── RateLimited                 the token has used up its calls
-│   ├── MessageTooLarge             the request is larger than a message may be
+│   ├── MessageTooLarge             the request, or its answer, is larger than a message may be
 │   ├── KvCapacity                  the request can never fit in this server's memory
 │   └── SlowReader                  the stream was not read for too long
 ├── DeadlineExceeded                the call's timeout passed
@@ -138,7 +138,7 @@ class RateLimited(Overloaded):
 
 
 class MessageTooLarge(Overloaded):
-    """The request is larger than a message may be."""
+    """The request, or one message of its answer, is larger than a message may be."""
 
 
 class KvCapacity(Overloaded):

@@ -20,11 +20,15 @@ def by_delta(logprobs: Logprobs | None, token_bytes: Sequence[bytes]) -> Entries
     token_ids = columns.unpack(logprobs.token_ids)
     ranks = columns.unpack(logprobs.ranks)
     values = columns.unpack_floats(logprobs.values)
+    # A model may have rows beyond its vocabulary; they stand for nothing.
+    known = range(len(token_bytes))
     start = 0
     for delta, count in zip(columns.unpack(logprobs.rows), columns.unpack(logprobs.counts), strict=True):
         candidates = tuple(
             [
-                Candidate(token_ids[i], values[i], ranks[i], token_bytes[token_ids[i]])
+                Candidate(
+                    token_ids[i], values[i], ranks[i], token_bytes[token_ids[i]] if token_ids[i] in known else b""
+                )
                 for i in range(start, start + count)
             ]
         )

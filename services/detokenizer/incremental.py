@@ -43,11 +43,14 @@ class IncrementalDecoder:
 
     def feed(self, token_id: int) -> str:
         """The text that is complete with this token; may be empty."""
-        if not self._waiting:
-            whole = self._texts[token_id]
-            if whole is not None:
-                return whole
-        data = self._waiting + self._data[token_id]
+        try:
+            if not self._waiting:
+                whole = self._texts[token_id]
+                if whole is not None:
+                    return whole
+            data = self._waiting + self._data[token_id]
+        except IndexError:
+            return ""  # a model may have rows beyond its vocabulary; they stand for nothing
         text, num_used = utf_8_decode(data, "replace", False)
         self._waiting = data[num_used:]
         return text

@@ -103,8 +103,9 @@ class Tokenizer:
         return self._specials.get(text)
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool) -> str:
-        """The text of ids by themselves."""
-        kept = (i for i in token_ids if not (skip_special_tokens and self.is_special(i)))
+        """The text of ids by themselves; those beyond the vocabulary, of which a model may have rows, add nothing."""
+        known = (i for i in token_ids if i < self.vocab_size)
+        kept = (i for i in known if not (skip_special_tokens and self.is_special(i)))
         return b"".join(self._token_bytes[i] for i in kept).decode(errors="replace")
 
     def _chat_template(self) -> ChatTemplate | None:

@@ -253,3 +253,15 @@ def test_an_end_by_stop_string_tells_what_the_start_told(streams: Streams) -> No
     batch = TokenBatch(2, deltas=deltas, starts=(Start(KEY, 16, 250, 4000),))
     (end,) = streams.absorb(batch).texts["gateway-0"].ends
     assert (end.num_cached_tokens, end.timings) == (16, Timings(queue_us=250, prefill_us=4000))
+
+
+def test_ids_beyond_the_vocabulary_stand_for_nothing_and_count(streams: Streams, tokenizer: Tokenizer) -> None:
+    beyond, (first, second) = tokenizer.vocab_size, tokenizer.encode("Hello world", parse_special=False)
+    heard = play(Stage(streams), opened(stops=["never"]), [first, beyond, second, beyond + 100])
+    assert (heard.text, heard.end.num_output_tokens) == ("Hello world", 4)
+    chosen = columns.pack([beyond])
+    rows, counts, ranks = columns.pack([0]), columns.pack([1]), columns.pack([1])
+    logprobs = Logprobs(rows, counts, chosen, ranks, columns.pack_floats([-1.0]))
+    start = TokenBatch(10, opens=(opened(),), deltas=Deltas((KEY,), counts, chosen, logprobs))
+    ((delta,),) = [batch.deltas for batch in streams.absorb(start).texts.values()]
+    assert (delta.text, delta.logprobs[0].candidates[0].token_bytes) == ("", b"")

@@ -5,6 +5,7 @@ from typing import Any
 
 import grpc
 import pytest
+from msgspec.structs import replace
 
 from services.tokenizer import Tokenizer
 from services.wire import columns
@@ -12,7 +13,7 @@ from services.wire.messages import Candidate, FailureReason, FinishReason, Submi
 from tandem.v1 import chat_pb2 as chat
 from tandem.v1 import common_pb2 as common
 from tandem.v1 import inference_pb2 as pb
-from tests.unit.gateway.rig import CARD, Front, error_of, read, rest
+from tests.unit.gateway.rig import CARD, READY, Front, error_of, eventually, read, rest, running
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -227,3 +228,18 @@ async def test_a_salt_goes_with_the_prompt(front: Front) -> None:
     assert submit.cache_salt == "mine"
     front.engine.end(submit, FinishReason.STOP)
     await call
+
+
+async def test_an_echo_of_ids_beyond_the_vocabulary_is_the_text_of_the_others(tokenizer: Tokenizer) -> None:
+    padded = replace(READY, card=replace(CARD, vocab_size=tokenizer.vocab_size + 64))
+    async with running(tokenizer, is_ready=False) as front:
+        front.engine.ready(padded)
+        front.engine.show_text_side()
+        await eventually(lambda: front.server.gateway.is_serving)
+        ids = common.TokenIds(ids=[HELLO_WORLD[0], tokenizer.vocab_size + 63, HELLO_WORLD[1]])
+        request = pb.GenerateRequest(token_ids=ids, output=common.Output(echo=True))
+        call = front.unary("InferenceService/Generate", request, pb.GenerateResponse)
+        submit = await front.engine.submit()
+        front.engine.say(submit, "!", [5])
+        front.engine.end(submit)
+        assert (await call).completions[0].text == "Hello world!"
