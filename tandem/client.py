@@ -69,6 +69,8 @@ class Stream(Generic[Result]):
                 if self._closed.wait(wait):
                     raise errors.closed() from error
                 self._call = self._open(self._attempts.remaining_s)
+                if self._closed.is_set():  # by another thread, which found the call before this one
+                    self._call.cancel()
             else:
                 self._has_begun = True
                 return self._read(reply)

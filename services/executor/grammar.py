@@ -196,11 +196,16 @@ def grammar_text(constraint: Constraint) -> str:
                 return LLMatcher.grammar_from_regex(constraint.source)
             case ConstraintKind.CHOICE:
                 texts = json.loads(constraint.source)
-                return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+                return "start: " + " | ".join(_quoted(text) for text in texts)
             case ConstraintKind.GRAMMAR:
                 return grammar_from("grammar", constraint.source)
     except ValueError as error:
         raise GrammarError(str(error)) from error
+
+
+def _quoted(text: str) -> str:
+    """A text as the library's grammars write it, which is JSON's way, and takes no control character as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _of_schema(source: str) -> str:

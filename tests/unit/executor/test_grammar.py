@@ -222,6 +222,15 @@ def test_what_can_have_no_first_mask_does_not_compile() -> None:
         compiler(constraint_states=3)(Constraint(ConstraintKind.REGEX, "(ab|cd)+[0-9]"))
 
 
+@pytest.mark.parametrize(
+    "control",
+    [*map(chr, {*range(0x20)}.difference(BYTES_WITHOUT_A_TOKEN)), "\x7f", "\x85", "\u2028", "\ufeff", "\\", '"', "/"],
+)
+def test_a_choice_may_hold_any_character(control: str) -> None:
+    text = f"a{control}x"
+    assert walk(COMPILE(Constraint(ConstraintKind.CHOICE, json.dumps([text, text + "y"]))), 0).startswith(text)
+
+
 def chain(link: str, last: str, num: int, separator: str) -> str:
     """Definitions of which each refers to the next."""
     return separator.join([link.format(i, i + 1) for i in range(num)] + [last.format(num)])

@@ -14,7 +14,9 @@ from gateway.errors import CallError, status
 from services.tokenizer import Tokenizer
 from services.wire.messages import Draining
 from tandem import AsyncClient, Client, Retries, TandemError, errors
+from tandem.client import Stream
 from tandem.errors import Details
+from tandem.requests import STREAM_GENERATE
 from tandem.retries import NO_RETRIES, Attempts
 from tandem.v1 import errors_pb2 as reasons
 from tandem.v1 import inference_pb2 as pb
@@ -241,6 +243,40 @@ async def test_a_stream_that_is_closed_while_it_waits_is_over_at_once() -> None:
         with pytest.raises(errors.Cancelled):
             await asyncio.wait_for(thread, 60)
         assert server.num_calls == 2
+
+
+async def test_a_stream_that_is_closed_while_it_asks_again_is_cancelled() -> None:
+    asked: list[str] = []
+
+    class Refused:
+        """A call that fails at once, and is closed by another thread while the next one is opened."""
+
+        def __next__(self) -> pb.GenerateChunk:
+            raise RefusedError
+
+        def cancel(self) -> None:
+            asked.append("cancel")
+
+    class RefusedError(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.CANCELLED if "cancel" in asked else grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "no"
+
+        def trailing_metadata(self) -> tuple[()]:
+            return ()
+
+    def open_call(_remaining_s: float | None) -> Refused:
+        asked.append("open")
+        if asked == ["open", "open"]:
+            stream.close()
+        return Refused()
+
+    stream = Stream(open_call, STREAM_GENERATE, Attempts(QUICK, None))
+    with pytest.raises(TandemError):
+        next(stream)
+    assert asked == ["open", "open", "cancel", "cancel"], "the old call, and the new one"
 
 
 async def test_a_server_that_was_not_there_yet_is_found() -> None:
