@@ -25,6 +25,8 @@ def submit_request(state: State, submit: Submit, now: int) -> Refused | None:
         if not same_gateway or older.identity.incarnation >= identity.incarnation:
             return Refused(identity, FailureReason.DUPLICATE, "a live request has this id")
         cancel_request(state, older, now)  # over for its gateway, which has just used the id again
+    if not state.requests:
+        state.drain_rate.resume(now)
     state.credits.know(identity.gateway, state.outbox.last_number)
     deadline = None if submit.remaining_ms is None else now + submit.remaining_ms * 1_000_000
     request = Request(identity, deadline)

@@ -1,4 +1,4 @@
-"""How quickly requests end, measured over the last of them, and the retry hint that follows."""
+"""How quickly requests end while there are any, measured over the last of them, and the retry hint that follows."""
 
 from collections import deque
 
@@ -15,6 +15,12 @@ class DrainRate:
     def note(self, now: int) -> None:
         """A request ended."""
         self._ends.append(now)
+
+    def resume(self, now: int) -> None:
+        """A request has come where there was none: the time since the last end says nothing."""
+        if self._ends:
+            idle = now - self._ends[-1]
+            self._ends = deque([end + idle for end in self._ends], maxlen=_WINDOW)
 
     def per_second(self, now: int) -> float:
         """Requests ended per second over the window up to now; 0.0 until two have ended."""

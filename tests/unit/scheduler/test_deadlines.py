@@ -11,8 +11,8 @@ def busy(policy: Policy = FCFS, num_waiting: int = 10, n: int = 1) -> Rig:
     """One request ends every 10 ms; one runs and others wait."""
     rig = Rig(limits(max_num_seqs=1), policy=policy)
     for number in range(20):
-        rig.now += 10 * MS
         rig.submit(submit_message(f"done{number}", [3], max_tokens=1))
+        rig.now += 10 * MS
         rig.run()
     rig.submit(submit_message("runs", [3], max_tokens=40))
     rig.turns(1)
@@ -58,6 +58,16 @@ def test_nothing_is_refused_before_a_rate_is_known_or_when_nobody_waits() -> Non
     quiet.submit(submit_message("soon", [3], max_tokens=1, remaining_ms=1))
     quiet.run()
     assert quiet.close_of("soon").reason == FinishReason.LENGTH
+
+
+def test_the_time_that_a_server_had_nothing_to_do_is_nobodys_delay() -> None:
+    rig = busy(num_waiting=0)
+    rig.run()
+    rig.now += 3_600_000 * MS
+    for number in range(5):
+        rig.submit(submit_message(f"r{number}", [3], max_tokens=1, remaining_ms=1000))
+    rig.run()
+    assert [rig.close_of(f"r{number}").reason for number in range(5)] == [FinishReason.LENGTH] * 5
 
 
 def test_a_request_that_came_too_late_needs_no_rate() -> None:
