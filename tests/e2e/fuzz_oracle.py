@@ -43,6 +43,8 @@ def wrong_fields(rules: Rules, request: Request) -> tuple[set[str], set[str]]:
     kind = f"sampling.{constraint_of(request)}"
     if any(name.startswith("tools") for name in wrong):
         depends |= {kind, "tool_choice.name", "tool_choice.mode"}
+    if wrong & {"tool_choice.name", "tool_choice.mode"}:
+        depends.add(kind)  # without a choice of tools nothing is known to exclude a constraint
     if any(name.startswith(f"{kind}.") for name in wrong):
         depends.add(kind)
     return wrong - depends, depends
