@@ -10,7 +10,7 @@ import pytest
 
 from services.runtime.run_dir import open_run_dir
 from services.runtime.supervisor import MODULES
-from tandem import Chunk, Client, Stream, TandemError, errors
+from tandem import NO_RETRIES, Chunk, Client, Stream, TandemError, errors
 from tests.e2e.processes import Server, Settings, server
 
 # A token takes 2 ms, so that a long stream outlasts whatever a test does to it. An executor that dies ends the server
@@ -39,6 +39,11 @@ def open_streams(client: Client) -> Iterator[list[Stream[Chunk]]]:
         yield streams
 
 
+def asking(one: Server) -> Client:
+    """A client that takes the first answer it gets."""
+    return Client(one.wait_ready(), retries=NO_RETRIES)
+
+
 def ends(streams: list[Stream[Chunk]]) -> list[type[TandemError]]:
     """How each stream fails; none may end well."""
     kinds = []
@@ -58,7 +63,7 @@ def assert_stopped(one: Server, code: int = 0) -> None:
 
 @pytest.mark.parametrize("victim", ["executor", "scheduler", "detokenizer"])
 def test_a_killed_service_ends_every_call_and_then_the_server(victim: str) -> None:
-    with server(ECHO) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(ECHO) as one, asking(one) as client, open_streams(client) as streams:
         services = one.services()
         assert services.keys() == MODULES.keys()
         services[victim].kill()
@@ -72,7 +77,7 @@ def test_a_killed_service_ends_every_call_and_then_the_server(victim: str) -> No
 
 
 def test_a_killed_gateway_ends_every_call_and_then_the_server() -> None:
-    with server(ECHO) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(ECHO) as one, asking(one) as client, open_streams(client) as streams:
         one.services()["gateway"].kill()
         assert {issubclass(kind, errors.Unavailable) for kind in ends(streams)} == {True}
         assert_stopped(one, 1)
@@ -90,7 +95,7 @@ def test_a_killed_gateway_ends_every_call_and_then_the_server() -> None:
 )
 def test_a_service_that_hangs_is_taken_for_dead(victim: str) -> None:
     settings = {**ECHO, "links": {"heartbeat_s": 0.2, "death_s": 2.0}}
-    with server(settings) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(settings) as one, asking(one) as client, open_streams(client) as streams:
         one.services()[victim].suspend()
         assert ends(streams) == [errors.EngineDead] * len(streams)
         assert_stopped(one, 1)
@@ -102,7 +107,7 @@ def test_a_service_that_hangs_is_taken_for_dead(victim: str) -> None:
 
 @pytest.mark.parametrize("victim", ["detokenizer", "gateway"])
 def test_a_service_that_was_stopped_for_a_moment_loses_nothing(victim: str) -> None:
-    with server({**ECHO, "links": {"death_s": 30.0}}) as one, Client(one.wait_ready()) as client:
+    with server({**ECHO, "links": {"death_s": 30.0}}) as one, asking(one) as client:
         process = one.services()[victim]
         with client.stream_generate([5, 6, 7], max_tokens=900, ignore_eos=True, return_token_ids=True) as stream:
             tokens = list(next(stream).token_ids)
@@ -117,7 +122,7 @@ def test_a_service_that_was_stopped_for_a_moment_loses_nothing(victim: str) -> N
 
 def test_asked_to_stop_it_lets_calls_finish_and_ends_those_that_would_not() -> None:
     settings = {**ECHO, "gateway": {**ECHO["gateway"], "drain_s": 2.0}}
-    with server(settings) as one, Client(one.wait_ready()) as client:
+    with server(settings) as one, asking(one) as client:
         short = client.stream_generate([5], max_tokens=100, ignore_eos=True)
         long = client.stream_generate([6], max_tokens=LONG, ignore_eos=True, timeout_s=TOLD_WITHIN_S)
         next(short), next(long)
@@ -129,7 +134,7 @@ def test_asked_to_stop_it_lets_calls_finish_and_ends_those_that_would_not() -> N
 
 
 def test_a_signal_to_the_whole_group_stops_it_in_order() -> None:
-    with server(ECHO) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(ECHO) as one, asking(one) as client, open_streams(client) as streams:
         os.killpg(one.process.pid, signal.SIGTERM)
         assert set(ends(streams)) == {errors.Draining}
         assert_stopped(one)
@@ -137,7 +142,7 @@ def test_a_signal_to_the_whole_group_stops_it_in_order() -> None:
 
 def test_interrupted_twice_it_ends_at_once() -> None:
     patient = {**ECHO, "gateway": {**ECHO["gateway"], "drain_s": 3600.0}}
-    with server(patient) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(patient) as one, asking(one) as client, open_streams(client) as streams:
         one.process.send_signal(signal.SIGINT)
         one.wait_for(lambda: bool(one.entries("server.stopping")))
         one.process.send_signal(signal.SIGINT)
@@ -155,7 +160,7 @@ def test_asked_to_stop_while_it_starts_it_stops(delay_s: float) -> None:
 
 
 def test_a_killed_supervisor_leaves_no_process_and_its_folder_to_the_next() -> None:
-    with server(ECHO) as one, Client(one.wait_ready()) as client, open_streams(client) as streams:
+    with server(ECHO) as one, asking(one) as client, open_streams(client) as streams:
         one.process.kill()
         one.process.wait()
         assert {issubclass(kind, errors.Unavailable) for kind in ends(streams)} == {True}
