@@ -81,7 +81,8 @@ async def test_every_call_of_a_crowd_is_answered_or_refused_and_none_costs_a_fil
                 peak |= Counter(num_files(process))
                 await asyncio.sleep(0.02)
             found = Counter(await outcomes)
-        assert set(found) == {"answered", "QUEUE_FULL"} and found.total() == num_calls
+        # A client that is slow to ask may find room for all; nothing else may become of a call.
+        assert found.keys() <= {"answered", "QUEUE_FULL"} and found.total() == num_calls
         assert found["answered"] >= max_waiting
         assert {name: peak[name] - before[name] for name in before if peak[name] - before[name] > SPARE_FILES} == {}
         await asyncio.to_thread(process.stop)

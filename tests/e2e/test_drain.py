@@ -131,7 +131,9 @@ def test_sigterm_under_load_tells_health_first_and_everybody_the_end() -> None:
         for stream in longs:
             assert isinstance(stream.error, errors.Draining) and not stream.is_finished
             assert stream.error.code is grpc.StatusCode.UNAVAILABLE
-            assert int(stream.error.details.trailers["x-tandem-completion-tokens"]) == stream.num_tokens > 0
+            # What the engine had put out: of that, the last tokens may not have been on their way yet.
+            num_made = int(stream.error.details.trailers["x-tandem-completion-tokens"])
+            assert 0 < stream.num_tokens <= num_made <= stream.num_tokens + 100
             assert stream.error.details.trailers["x-tandem-prompt-tokens"] == "2"
         ended = [entry for entry in server.entries() if entry["event"] == "call.ended" and "request_id" in entry]
         assert sum(entry.get("reason") == "DRAINING" for entry in ended) >= len(longs)
@@ -143,7 +145,8 @@ def test_an_operators_drain_ends_no_call_and_no_process() -> None:
         Client(server.address, retries=NO_RETRIES) as client,
         Operator(server.admin_address) as operator,
     ):
-        stream = client.stream_generate([7, 8], max_tokens=SHORT, ignore_eos=True)
+        # Longer than drain_delay_s, after which the calls are counted.
+        stream = client.stream_generate([7, 8], max_tokens=5 * SHORT, ignore_eos=True)
         next(stream)
         assert operator.drain() == 1
         assert operator.server_info().state == pb.SERVER_STATE_DRAINING
