@@ -64,8 +64,11 @@ class Call:
     def receive(self, delta: TextDelta, now: float, gaps: Histogram) -> bool:
         """Take in new text, and note the time since the text before it; False when the client has left too much unread.
 
-        Tokens that come together share the time evenly.
+        Tokens that come together share the time evenly. What comes for a call that is over reaches nobody and counts
+        for nothing.
         """
+        if self.mailbox.is_over:
+            return True
         num_tokens = columns.length(delta.tokens)
         if self.first_token is None:
             self.first_token = now

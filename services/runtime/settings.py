@@ -194,12 +194,7 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Serve
         raise SettingsError(f"{path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
         raise SettingsError(f"{path}: {error}") from error
-    for key, value in (overrides or {}).items():
-        below = sections.get(key, {})
-        if not isinstance(value, Mapping):
-            sections[key] = value
-        elif isinstance(below, dict):
-            sections[key] = {**below, **value}
+    sections = merged(sections, overrides or {})
     _make_room(sections)
     try:
         settings = msgspec.convert(sections, ServerSettings)
@@ -209,6 +204,20 @@ def load(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Serve
         raise SettingsError(f"{place.rstrip('`')}: {what}" if place else what) from error
     _check(settings)
     return settings
+
+
+def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by section and key, the later layers above the earlier, key by key. A section that is none stays what it
+    is, to be refused."""
+    result: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            below = result.get(name, {})
+            if not isinstance(value, Mapping):
+                result[name] = value
+            elif isinstance(below, dict):
+                result[name] = {**below, **value}
+    return result
 
 
 def _make_room(sections: dict[str, Any]) -> None:

@@ -100,16 +100,6 @@ def from_environment(environment: Mapping[str, str]) -> Sections:
     return sections
 
 
-def merged(*layers: Sections) -> Sections:
-    """Later layers win, key by key."""
-    result: Sections = {}
-    for layer in layers:
-        for name, value in layer.items():
-            below = result.get(name)
-            result[name] = {**below, **value} if isinstance(below, dict) and isinstance(value, dict) else value
-    return result
-
-
 def to_toml(settings: ServerSettings) -> str:
     """Every key with its value and what it means, as a file that can be read again."""
     values, lines = msgspec.to_builtins(settings), []

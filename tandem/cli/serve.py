@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from services.runtime import access, logs, models
-from services.runtime.settings import GatewaySettings, ServerSettings, SettingsError, environment, load
-from services.runtime.settings_text import from_environment, from_flags, merged, to_toml
+from services.runtime.settings import GatewaySettings, ServerSettings, SettingsError, environment, load, merged
+from services.runtime.settings_text import from_environment, from_flags, to_toml
 from services.runtime.supervisor import supervise
 from tandem.cli.startup import Startup
 

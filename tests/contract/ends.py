@@ -1,6 +1,5 @@
 """Both ends of one link in each of the worlds that must obey the same laws: ZeroMQ over ipc, over tcp, and memory."""
 
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -21,6 +20,7 @@ from services.wire.links import (
 from services.wire.memory import memory_link
 from services.wire.messages import FeedbackMessage
 from services.wire.topology import FEEDBACK
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 WORLDS = ("zmq-ipc", "zmq-tcp", "memory")
@@ -111,14 +111,6 @@ def open_ends(world: str, folder: Path) -> Iterator[Ends]:
             secure(new_keys())
             stack.callback(secure, None)
             yield ZmqEnds(f"tcp://127.0.0.1:{free_port()}", stack)
-
-
-def free_port() -> int:
-    """A port nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def collect(ends: Ends, inlet: Inlet[FeedbackMessage], count: int) -> list[FeedbackMessage]:

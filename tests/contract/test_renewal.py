@@ -15,7 +15,8 @@ from services.wire.links import Poller, open_inlet, open_renewable_outlet
 from services.wire.memory import memory_link
 from services.wire.messages import Credit, FeedbackMessage
 from services.wire.topology import FEEDBACK
-from tests.contract.ends import PATIENCE_S, WORLDS, Ends, collect, free_port, open_ends
+from tests.contract.ends import PATIENCE_S, WORLDS, Ends, collect, open_ends
+from tests.ports import free_port
 
 OLD, NEW = Credit("old", 1), Credit("new", 2)
 

@@ -11,7 +11,8 @@ import pytest
 from services.wire.links import open_outlet
 from services.wire.messages import Credit
 from services.wire.topology import FEEDBACK
-from tests.contract.ends import PATIENCE_S, free_port
+from tests.contract.ends import PATIENCE_S
+from tests.ports import free_port
 
 NUM_MESSAGES = 5000
 

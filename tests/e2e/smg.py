@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.e2e.processes import PATIENCE_S, Server, Settings, server
 from tests.e2e.serving import Serving
+from tests.ports import free_port
 
 HOST = "127.0.0.1"
 LOOK_EVERY_S = 0.05
@@ -90,13 +90,6 @@ class Smg:
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(HOST, self.port, timeout=PATIENCE_S)
-
-
-def free_port() -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.create_server((HOST, 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def worker(settings: Settings, port: int = 0) -> Settings:

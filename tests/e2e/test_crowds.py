@@ -56,7 +56,8 @@ async def test_every_call_of_a_crowd_is_answered_or_refused_and_none_costs_a_fil
     num_calls: int, max_waiting: int
 ) -> None:
     settings: Settings = {
-        "executor": {"backend": "echo", "step_fixed_us": 1000.0},
+        # Steps so long that a slow client, too, asks for more than is answered meanwhile.
+        "executor": {"backend": "echo", "step_fixed_us": 50_000.0},
         "scheduler": {"max_num_seqs": 16, "max_waiting": max_waiting},
         "gateway": {"listen": "127.0.0.1:0", "drain_s": 1.0},
         "links": {"death_s": 30.0},
@@ -81,8 +82,7 @@ async def test_every_call_of_a_crowd_is_answered_or_refused_and_none_costs_a_fil
                 peak |= Counter(num_files(process))
                 await asyncio.sleep(0.02)
             found = Counter(await outcomes)
-        # A client that is slow to ask may find room for all; nothing else may become of a call.
-        assert found.keys() <= {"answered", "QUEUE_FULL"} and found.total() == num_calls
+        assert set(found) == {"answered", "QUEUE_FULL"} and found.total() == num_calls
         assert found["answered"] >= max_waiting
         assert {name: peak[name] - before[name] for name in before if peak[name] - before[name] > SPARE_FILES} == {}
         await asyncio.to_thread(process.stop)

@@ -131,9 +131,7 @@ def test_sigterm_under_load_tells_health_first_and_everybody_the_end() -> None:
         for stream in longs:
             assert isinstance(stream.error, errors.Draining) and not stream.is_finished
             assert stream.error.code is grpc.StatusCode.UNAVAILABLE
-            # What the engine had put out: of that, the last tokens may not have been on their way yet.
-            num_made = int(stream.error.details.trailers["x-tandem-completion-tokens"])
-            assert 0 < stream.num_tokens <= num_made <= stream.num_tokens + 100
+            assert int(stream.error.details.trailers["x-tandem-completion-tokens"]) == stream.num_tokens > 0
             assert stream.error.details.trailers["x-tandem-prompt-tokens"] == "2"
         ended = [entry for entry in server.entries() if entry["event"] == "call.ended" and "request_id" in entry]
         assert sum(entry.get("reason") == "DRAINING" for entry in ended) >= len(longs)

@@ -1,10 +1,9 @@
 """Hostile bytes and calls on every listener of a server: refused, and a neighbour's stream does not notice."""
 
 import random
-import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from tandem.errors import ConnectionFailed, MessageTooLarge, Overloaded, Unauthe
 from tests.e2e.hostile import Listener, attack, payloads
 from tests.e2e.processes import PATIENCE_S, Server, server
 from tests.e2e.serving import Serving
+from tests.ports import free_ports
 
 # The links' inlets, in the order of their ports.
 NUM_PORTS = len(LINKS)
@@ -81,16 +81,6 @@ def fortress(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fortress]:
                 client.wait_until_ready(PATIENCE_S)
             yield found
             process.stop()
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody listens on at the moment."""
-    for first in range(21_000, 32_000, count):
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError("no ports are free")
 
 
 @contextmanager

@@ -19,7 +19,8 @@ import pytest
 from tandem import Client
 from tests.e2e.processes import Settings, server
 from tests.e2e.serving import Serving
-from tests.e2e.smg import Reply, Smg, fleet, free_port, smg, vllm_address, worker
+from tests.e2e.smg import Reply, Smg, fleet, smg, vllm_address, worker
+from tests.ports import free_port
 
 if find_spec("smg") is None or find_spec("smg_grpc_proto") is None:
     pytest.skip("needs smg and smg-grpc-proto, as installed by the extra dev", allow_module_level=True)

@@ -3,7 +3,6 @@ checks as processes, an executor that is killed and started again."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ import pytest
 
 from tandem import Client
 from tests.e2e.processes import ROOT
+from tests.ports import free_ports
 
 MODULES = {
     "scheduler": "services.scheduler",
@@ -82,21 +82,6 @@ class Fleet:
             logs = {name: (self.root / f"{name}.log").read_text()[-800:] for name in self.running}
             assert time.monotonic() < deadline, logs
             time.sleep(0.1)
-
-
-def free_ports(count: int) -> int:
-    """The first of so many in a row that nobody listens on now."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        if first + count < 65536 and all(is_free(port) for port in range(first, first + count)):
-            return first
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 @pytest.fixture

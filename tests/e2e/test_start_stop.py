@@ -1,9 +1,8 @@
 """Servers that start, one or several, well or badly, and what they leave behind: nothing."""
 
-import socket
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -14,20 +13,11 @@ from services.runtime.settings import LinkSettings
 from services.wire.topology import LINKS
 from tandem import NO_RETRIES, Client, errors
 from tests.e2e.processes import PATIENCE_S, Settings, server
+from tests.ports import free_ports
 
 ECHO: Settings = {"executor": {"backend": "echo"}, "gateway": {"listen": "127.0.0.1:0"}}
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVING = health_pb2.HealthCheckResponse.SERVING
-
-
-def free_ports(count: int) -> int:
-    """The first of some consecutive ports that nobody listens on at the moment."""
-    for first in range(20_000, 30_000, count):
-        with ExitStack() as stack, suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError("no free ports")
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ async def _dead(tokenizer: Tokenizer) -> Told:
         seen = await failing(stream.read())
         assert seen.has_costs
         with pytest.raises(EngineGone):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
         return seen
 
 

@@ -12,7 +12,6 @@ Usage: python -m tests.bench.peers [--peers DIR] [--only NAME ...] [FLAGS of tan
 import argparse
 import datetime
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from services.runtime.models import resolve
 from services.runtime.settings import ModelSettings
 from tests.checkpoint import write_checkpoint
 from tests.e2e.processes import Settings, server
+from tests.ports import free_port
 
 MODEL = resolve(ModelSettings())
 HERE = Path(__file__).parent
@@ -141,14 +141,6 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
-
-
-def free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def wait_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.errors import CallError
 from services.tokenizer import Tokenizer
 from services.wire import columns
-from services.wire.messages import Candidate, FailureReason, FinishReason, Refused, TextDelta, TokenLogprobs
+from services.wire.messages import Candidate, FailureReason, FinishReason, Refused, TextBatch, TextDelta, TokenLogprobs
 from tandem.v1 import chat_pb2 as chat
 from tandem.v1 import common_pb2 as common
+from tandem.v1 import errors_pb2 as reasons
 from tandem.v1 import inference_pb2 as pb
 from tandem.v1 import models_pb2 as models
 from tests.unit.gateway.rig import CARD, Front, error_of, read, rest, running, text_end
@@ -23,6 +25,23 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LOGPROBS = TokenLogprobs(
     (Candidate(5, -2.5, 3, b"\xe2\x80"), Candidate(7, -0.5, 1, "é".encode()), Candidate(8, -1.0, 2, b" a"))
 )
+
+
+async def test_what_comes_after_a_call_has_failed_is_neither_told_nor_counted(front: Front) -> None:
+    stream = front.stream_generate()
+    submit = await front.engine.submit()
+    front.engine.say(submit, "a", [5])
+    assert (await read(stream)).num_tokens == 1
+    calls, identity = front.server.gateway.calls, submit.identity
+    late = TextDelta(identity.request, identity.incarnation, 0, "b", columns.pack([6, 7]))
+    # In one turn of the loop: nobody has written the error yet.
+    num_counted = sum(calls.gaps.counts)
+    calls.fail_all(CallError(reasons.ERROR_REASON_DRAINING, "over"))
+    assert calls.deliver(TextBatch(99, (late,)), front.server.gateway.clock()) == []
+    assert sum(calls.gaps.counts) == num_counted
+    error = await error_of(rest(stream))
+    assert (error.reason, error.trailers["x-tandem-completion-tokens"]) == ("DRAINING", "1")
+    await front.settle()
 
 
 async def test_a_stream_is_deltas_then_one_end_with_everything(front: Front) -> None:

@@ -41,7 +41,7 @@ async def asked(port: int, request: bytes) -> bytes:
     """All that is answered until the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
-    answer = await asyncio.wait_for(reader.read(), 60)
+    answer = await asyncio.wait_for(reader.read(), 5)
     writer.close()
     return answer
 

@@ -111,7 +111,7 @@ async def test_a_config_resolves_by_reflection_and_its_call_is_served(front: Fro
         assert (await front.engine.cancel()).identity == submit.identity, "leaving frees the request"
         return
     front.engine.end(submit)
-    replies = await rest(call) if method.server_streaming else [await asyncio.wait_for(call, 60)]
+    replies = await rest(call) if method.server_streaming else [await asyncio.wait_for(call, 5)]
     assert replies[-1].usage.completion_tokens == 2
     assert await call.code() is grpc.StatusCode.OK
 

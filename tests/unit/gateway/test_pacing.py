@@ -127,7 +127,7 @@ async def test_what_is_held_goes_when_its_time_is_over_though_nothing_follows() 
     await asyncio.sleep(0)
     assert not taking.done()
     bench.clock.now += MAX_DELAY_S
-    (piece,) = await asyncio.wait_for(taking, 60)
+    (piece,) = await asyncio.wait_for(taking, 5)
     assert piece.num_tokens == 2
 
 

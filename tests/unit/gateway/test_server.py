@@ -96,7 +96,7 @@ async def test_watchers_of_health_hear_of_a_death(tokenizer: Tokenizer) -> None:
         assert (await read(watch)).status == NOT_SERVING
         assert (await error_of(call)).reason == "ENGINE_DEAD"
         with pytest.raises(EngineGone):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
 
 
 async def test_a_draining_server_finishes_what_is_open_and_takes_nothing_new(tokenizer: Tokenizer) -> None:
@@ -114,7 +114,7 @@ async def test_a_draining_server_finishes_what_is_open_and_takes_nothing_new(tok
         front.engine.say(submit, "b", [2])
         front.engine.end(submit)
         assert [chunk.text for chunk in await rest(stream)] == ["b"]
-        await asyncio.wait_for(front.serving, 60)
+        await asyncio.wait_for(front.serving, 5)
 
 
 async def test_what_does_not_finish_in_time_is_told_that_the_server_drains(tokenizer: Tokenizer) -> None:
@@ -125,7 +125,7 @@ async def test_what_does_not_finish_in_time_is_told_that_the_server_drains(token
         error = await error_of(call)
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
         assert (await front.engine.cancel()).identity == submit.identity
-        await asyncio.wait_for(front.serving, 60)
+        await asyncio.wait_for(front.serving, 5)
 
 
 async def test_a_dead_engine_ends_every_call_at_once(tokenizer: Tokenizer) -> None:
@@ -142,7 +142,7 @@ async def test_a_dead_engine_ends_every_call_at_once(tokenizer: Tokenizer) -> No
             assert error.message == "the executor is gone"
             assert error.trailers["x-tandem-completion-tokens"] == "1"
         with pytest.raises(EngineGone, match="the executor is gone"):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
 
 
 @pytest.mark.parametrize("peer", ["scheduler", "detokenizer"])
@@ -162,7 +162,7 @@ async def test_a_peer_that_falls_silent_is_dead(tokenizer: Tokenizer, peer: str)
         error = await error_of(call)
         assert (error.reason, error.message) == ("ENGINE_DEAD", f"the {peer} is silent")
         with pytest.raises(EngineGone):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
         voice.cancel()
 
 
@@ -174,7 +174,7 @@ async def test_a_link_that_breaks_ends_every_call_and_the_server(tokenizer: Toke
         error = await error_of(call)
         assert (error.code, error.reason) == (grpc.StatusCode.UNAVAILABLE, "ENGINE_DEAD")
         with pytest.raises(LinkBroken):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
 
 
 async def test_told_that_the_engine_is_dead_it_ends_every_call_and_leaves_in_peace(tokenizer: Tokenizer) -> None:
@@ -183,7 +183,7 @@ async def test_told_that_the_engine_is_dead_it_ends_every_call_and_leaves_in_pea
         await front.engine.submit()
         front.server.stop(Ending.ENGINE_DEAD)
         assert (await error_of(call)).reason == "ENGINE_DEAD"
-        await asyncio.wait_for(front.serving, 60)
+        await asyncio.wait_for(front.serving, 5)
 
 
 async def test_told_so_while_it_drains_it_waits_no_longer(tokenizer: Tokenizer) -> None:
@@ -193,7 +193,7 @@ async def test_told_so_while_it_drains_it_waits_no_longer(tokenizer: Tokenizer) 
         front.server.stop(Ending.DRAIN)
         front.server.stop(Ending.ENGINE_DEAD)
         assert (await error_of(call)).reason == "ENGINE_DEAD"
-        await asyncio.wait_for(front.serving, 60)
+        await asyncio.wait_for(front.serving, 5)
 
 
 async def test_the_heart_beats_once_the_tokenizer_is_there(front: Front) -> None:
@@ -213,7 +213,7 @@ async def test_a_tokenizer_of_another_model_is_refused(tokenizer: Tokenizer) -> 
     async with running(tokenizer, is_ready=False) as front:
         front.engine.ready(msgspec.structs.replace(READY, card=small))
         with pytest.raises(VocabularyMismatch, match=r"100 token ids.*49152"):
-            await asyncio.wait_for(front.serving, 60)
+            await asyncio.wait_for(front.serving, 5)
 
 
 async def test_more_calls_than_may_be_open_are_refused(tokenizer: Tokenizer) -> None:

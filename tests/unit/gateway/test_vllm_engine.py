@@ -320,5 +320,5 @@ async def test_without_the_setting_there_is_no_such_listener(tokenizer: Tokenize
 async def test_a_port_that_is_taken_fails_at_once(tokenizer: Tokenizer, worker: Worker) -> None:
     settings = msgspec.structs.replace(SETTINGS, vllm_listen=worker.front.server.vllm_address)
     with pytest.raises(RuntimeError, match=r"[Ff]ailed to bind"):
-        async with asyncio.timeout(60), running(tokenizer, settings, is_ready=False):
+        async with asyncio.timeout(5), running(tokenizer, settings, is_ready=False):
             pass

@@ -99,7 +99,7 @@ def test_run_directories_go_where_the_environment_says(tmp_path: Path, monkeypat
     assert temporary_root() == Path("/tmp")
 
 
-@pytest.mark.parametrize("listen", ["", "local", "127.0.0.1:0", "unix:/tmp/admin"])
+@pytest.mark.parametrize("listen", ["", "local", "127.0.0.1:0", "unix:/run/admin"])
 def test_operators_may_call_a_socket_a_port_or_nobody(listen: str) -> None:
     assert load(None, {"gateway": {"admin_listen": listen}}).gateway.admin_listen == listen
 

@@ -9,14 +9,13 @@ import pytest
 from msgspec import inspect as types
 from typer.testing import CliRunner
 
-from services.runtime.settings import ServerSettings, SettingsError, load
+from services.runtime.settings import ServerSettings, SettingsError, load, merged
 from services.runtime.settings_text import (
     MARK,
     Key,
     from_environment,
     from_flags,
     keys,
-    merged,
     to_table,
     to_toml,
     write_table,

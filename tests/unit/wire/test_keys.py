@@ -17,7 +17,7 @@ from services.wire.keys import KeysError
 from services.wire.links import Poller, ZmqInlet, open_inlet, open_outlet
 from services.wire.messages import Credit, FeedbackMessage
 from services.wire.topology import FEEDBACK
-from tests.contract.ends import free_port
+from tests.ports import free_port
 
 MESSAGE = Credit("gateway-0", 7)
 
