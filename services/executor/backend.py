@@ -3,11 +3,14 @@
 The core calls it for operations and rows that were already checked. Whatever it raises out of `run` or an operation
 fails that step; after a failure the epoch is over and `begin_epoch` comes next. `init_slot` may refuse a slot with
 Unsupported, which fails that slot's rows and nothing else.
+
+A backend whose device works on its own while the host goes on is Overlapping: it launches a step and says later what
+became of it, so that the next step is launched while this one runs.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -58,6 +61,32 @@ class Backend(Protocol):
 
     def run(self, batch: StepBatch) -> Outcome:
         """Run one step to its end. A batch without rows waits for a copy when one is outstanding."""
+
+
+class Pending(Protocol):
+    """A step that was launched."""
+
+    def wait(self) -> Outcome:
+        """Return once the step is over; raises what `run` may. Called once, in the order of launches, by any thread."""
+
+
+@runtime_checkable
+class Overlapping(Backend, Protocol):
+    """A backend that may have several steps in flight. Its verbs are for one thread, save Pending.wait."""
+
+    def launch(self, batch: StepBatch) -> Pending:
+        """Begin a step after all that came before; a row whose logits are not finite leaves 0 as its last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A Pending that waits for nothing."""
+
+    outcome: Outcome
+
+    def wait(self) -> Outcome:
+        """What was known all along."""
+        return self.outcome
 
 
 NO_TOKENS: I32 = np.zeros(0, np.int32)

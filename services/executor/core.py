@@ -9,13 +9,21 @@ before it.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import structlog
 
-from services.executor.backend import Backend, Outcome, Unsupported
-from services.executor.batch import StepBatch
+from services.executor.answers import (
+    NO_FAILURE,
+    STEP_ERRORS,
+    Answered,
+    Answers,
+    Begun,
+    Failure,
+    Launched,
+    Work,
+    told,
+)
+from services.executor.backend import Backend, Done, Overlapping, Pending, Unsupported
 from services.executor.capacity import Capacity
 from services.executor.grammars import Grammars
 from services.executor.rows import PlanDecoder
@@ -24,8 +32,6 @@ from services.wire.messages import (
     SCHEMA_VERSION,
     AppendBlocks,
     CopyBlocks,
-    FailedRow,
-    FailureReason,
     Hello,
     Ready,
     ResultMessage,
@@ -33,24 +39,9 @@ from services.wire.messages import (
     SlotRetire,
     StepMessage,
     StepPlan,
-    StepResult,
-    StepStatus,
 )
 
-# What a step may die of: the device, memory, or input it cannot digest. Anything else is a bug of this service.
-STEP_ERRORS = (PlanError, RuntimeError, ValueError, IndexError, ArithmeticError, MemoryError)
-
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """One message made ready for `execute`: a Hello, a step, or a step whose plan was wrong (`detail` says how)."""
-
-    message: StepMessage
-    received_ns: int
-    batch: StepBatch | None = None
-    detail: str = ""
 
 
 class Intake:
@@ -81,14 +72,20 @@ class Intake:
 
 
 class Engine:
-    """The second half: the backend, and what has failed in this epoch."""
+    """The second half, the backend, itself in two: `launch` begins a work, `finish` (answers.py) ends and answers it.
+
+    Between them other works may be launched, when the backend is Overlapping. One thread launches, one finishes.
+    """
 
     def __init__(self, backend: Backend, instance: int, now_ns: Callable[[], int]) -> None:
         self._backend = backend
         self._instance = instance
         self._now_ns = now_ns
-        self._detail = ""  # why this epoch is over; empty while it is not
-        self._failed_slots: dict[int, tuple[FailureReason, str]] = {}  # until their next slot_init
+        self._answers = Answers(now_ns)
+        self._failure = NO_FAILURE  # the last epoch that a launch ended
+        self._num_launched = 0
+        self._begun: dict[int, int] = {}  # which launch the generation of a slot began with
+        self.finish: Callable[[Launched], ResultMessage] = self._answers.finish
 
     def ready(self, epoch: int) -> Ready:
         """Who answers, and what it holds."""
@@ -106,107 +103,74 @@ class Engine:
 
     def execute(self, work: Work) -> ResultMessage:
         """Do the work and answer it. Raises only what is a bug of this service."""
+        result = self.finish(self.launch(work))
+        self._settle()
+        return result
+
+    def launch(self, work: Work) -> Launched:
+        """Begin the work; what fails here is answered by `finish`. Raises only what is a bug of this service."""
+        self._num_launched += 1
         if isinstance(work.message, Hello):
             self._backend.begin_epoch()
-            self._detail = ""
-            return self.ready(work.message.epoch)
+            self._begun.clear()
+            return Launched(work, self._now_ns(), self._num_launched, Answered(self.ready(work.message.epoch)))
+        self._settle()
         launched_ns = self._now_ns()
-        if work.batch is None and not self._detail:
-            self._fail(work.message, work.detail)
-        if work.batch is None or self._detail:
-            return self._failed(work, launched_ns)
-        try:
-            self._apply(work.message)
-            outcome = self._backend.run(work.batch)
-        except STEP_ERRORS as error:
-            log.error("step.raised", step=work.message.step, exc_info=True)
-            self._fail(work.message, f"step {work.message.step}: {type(error).__name__}: {error}")
-            return self._failed(work, launched_ns)
-        return self._answer(work, work.batch, outcome, launched_ns)
+        begun: list[Begun] = []
+        step = self._begin(work, work.message, begun)
+        return Launched(work, launched_ns, self._num_launched, step, tuple(begun))
 
-    def _apply(self, plan: StepPlan) -> None:
+    def _begin(self, work: Work, plan: StepPlan, begun: list[Begun]) -> Pending | str:
+        """The step under way, or why there is none. begun: takes in the slots that begin a generation."""
+        detail = self._failure.detail_in(plan.epoch) or self._answers.failure.detail_in(plan.epoch)
+        if detail:
+            return detail
+        if work.batch is None:
+            return self._fail(plan, work.detail)
+        try:
+            self._apply(plan, begun)
+            if isinstance(self._backend, Overlapping):
+                return self._backend.launch(work.batch)
+            return Done(self._backend.run(work.batch))
+        except STEP_ERRORS as error:
+            log.error("step.raised", step=plan.step, exc_info=True)
+            return self._fail(plan, told(plan, error))
+
+    def _fail(self, plan: StepPlan, detail: str) -> str:
+        self._failure = Failure(plan.epoch, detail)
+        return detail
+
+    def _apply(self, plan: StepPlan, begun: list[Begun]) -> None:
         for op in plan.ops:
             match op:
                 case SlotInit():
-                    self._init_slot(op)
+                    begun.append(Begun(op.slot, self._init_slot(op)))
                 case CopyBlocks():
                     self._backend.copy_blocks(op)
                 case AppendBlocks() | SlotRetire():
                     pass  # the batch carries the block tables; a retired slot is simply not named again
 
-    def _init_slot(self, op: SlotInit) -> None:
-        self._failed_slots.pop(op.slot, None)
+    def _init_slot(self, op: SlotInit) -> str:
+        """Why the slot was refused; empty when it was not."""
+        self._begun[op.slot] = self._num_launched
         try:
             self._backend.init_slot(op)
         except Unsupported as error:
-            self._fail_slot(op.slot, FailureReason.STEP_FAILED, str(error))
+            self._backend.fail_slot(op.slot)
+            return str(error)
+        return ""
 
-    def _fail_slot(self, slot: int, reason: FailureReason, detail: str) -> None:
-        self._failed_slots[slot] = reason, detail
-        self._backend.fail_slot(slot)
-
-    def _fail(self, plan: StepPlan, detail: str) -> None:
-        self._detail = detail
-        log.error("epoch.failed", epoch=plan.epoch, step=plan.step, detail=detail)
-
-    def _failed(self, work: Work, launched_ns: int) -> StepResult:
-        assert isinstance(work.message, StepPlan)
-        return StepResult(
-            epoch=work.message.epoch,
-            step=work.message.step,
-            status=StepStatus.FAILED,
-            t_received=work.received_ns,
-            t_launched=launched_ns,
-            t_done=self._now_ns(),
-            detail=self._detail,
-        )
-
-    def _answer(self, work: Work, batch: StepBatch, outcome: Outcome, launched_ns: int) -> StepResult:
-        tokens = outcome.tokens
-        t_launched, t_done = outcome.ran or (launched_ns, self._now_ns())
-        n_out = np.zeros(batch.num_rows, np.int32)
-        n_out[batch.sampling_rows] = 1
-        for row in outcome.poisoned.tolist():
-            self._fail_row(batch, row, FailureReason.POISONED_ROW, "the logits were not finite")
-        for row in outcome.stuck.tolist():
-            why = outcome.why_stuck.get(row) or "no token may follow"
-            self._fail_row(batch, row, FailureReason.CONSTRAINT_FAILED, why)
-        failed_rows = self._failed_rows(batch) if self._failed_slots else ()
-        if failed_rows:
-            n_out[[failed.row for failed in failed_rows]] = 0
-            tokens = tokens[n_out[batch.sampling_rows] == 1]
-        return StepResult(
-            epoch=work.message.epoch,
-            step=batch.step,
-            status=StepStatus.OK,
-            tokens=tokens.astype("<i4", copy=False).tobytes(),
-            n_out=n_out.tobytes(),
-            logprobs=outcome.logprobs,
-            prompt_logprobs=outcome.prompt_logprobs,
-            failed_rows=failed_rows,
-            copies_done=np.array(outcome.copies_done, np.int32).tobytes(),
-            t_received=work.received_ns,
-            t_launched=t_launched,
-            t_done=t_done,
-        )
-
-    def _fail_row(self, batch: StepBatch, row: int, reason: FailureReason, why: str) -> None:
-        """The generation of this row is over, unless it was before."""
-        slot = int(batch.slots[row])
-        if slot not in self._failed_slots:
-            self._fail_slot(slot, reason, f"step {batch.step}: {why}")
-
-    def _failed_rows(self, batch: StepBatch) -> tuple[FailedRow, ...]:
-        """The rows of slots that have failed, now or in an earlier step of the same generation."""
-        return tuple(
-            FailedRow(row, *self._failed_slots[slot])
-            for row, slot in enumerate(batch.slots.tolist())
-            if slot in self._failed_slots
-        )
+    def _settle(self) -> None:
+        """Tell the backend of the generations that failed, as far as they are still in their slots."""
+        for failed in self._answers.take_failed():
+            if self._begun.get(failed.slot, failed.launch + 1) <= failed.launch:
+                self._backend.fail_slot(failed.slot)
 
 
 class ExecutorCore:
     """Both halves. One thread may call `prepare` while another calls `execute`; `handle` does both at once.
+
+    With a backend that overlaps, `execute` falls into `launch` and `finish`, each for a thread of its own, in order.
 
     grammars: the constraints that the backend's slots may follow; one without them judges none.
     """
@@ -221,8 +185,11 @@ class ExecutorCore:
         self._now_ns = now_ns
         self.grammars = grammars or Grammars(lambda constraint: None, cache_size=0)
         self._engine = Engine(backend, instance, now_ns)
+        self.overlaps = isinstance(backend, Overlapping)
         self.prepare: Callable[[StepMessage, int], Work | None] = Intake(backend.capacity).prepare
         self.execute: Callable[[Work], ResultMessage] = self._engine.execute
+        self.launch: Callable[[Work], Launched] = self._engine.launch
+        self.finish: Callable[[Launched], ResultMessage] = self._engine.finish
 
     def opening(self) -> Ready:
         """What an executor says first, before any Hello."""

@@ -1,7 +1,10 @@
 """The shell of the executor: one thread for the links, one for the device, one that compiles constraints.
 
+A device that works on its own has a second thread, the waiter, which sleeps until a step is over and makes its result,
+while the first launches the next.
+
 The I/O thread receives plans, decodes them while the step before them runs, sends every result the moment it is there,
-and shows that this process lives, however long a step takes. The other two take work from a queue. None spins and none
+and shows that this process lives, however long a step takes. The others take work from a queue. None spins and none
 waits for another. Links, clock and backend come in from outside.
 """
 
@@ -11,8 +14,9 @@ from typing import Protocol
 
 import structlog
 
-from services.executor.core import ExecutorCore, Work
-from services.executor.threads import WorkThread
+from services.executor.answers import Work
+from services.executor.core import ExecutorCore
+from services.executor.threads import Stage, TwoThreads, WorkThread
 from services.runtime import logs
 from services.wire.link import Inlet, Outlet
 from services.wire.liveness import Heart, is_silent
@@ -56,7 +60,7 @@ class ExecutorService:
 
     def run(self, poller: Wakeable, wake: Callable[[], None], is_stopped: Callable[[], bool], wait_s: float) -> None:
         """Serve until is_stopped; looks at it, at the heart and at the peer at least every wait_s."""
-        compute = WorkThread("compute", self._core.execute, wake, MAX_WAITING)
+        compute = _open_compute(self._core, wake)
         compiling = WorkThread("compile", self._core.grammars.prepare, wake, MAX_PREPARING)
         try:
             self._results.send(self._core.opening())
@@ -68,7 +72,7 @@ class ExecutorService:
             compute.stop()
             compiling.stop()
 
-    def _turn(self, compute: WorkThread[Work, ResultMessage], compiling: WorkThread[Prepare, Prepared]) -> None:
+    def _turn(self, compute: Stage[Work, ResultMessage], compiling: WorkThread[Prepare, Prepared]) -> None:
         """Results first: the scheduler waits for them, nobody waits for a plan to be decoded."""
         for result in (*compute.take(), *compiling.take()):
             self._results.send(result)
@@ -89,3 +93,9 @@ class ExecutorService:
         if is_silent(self._plans, now, self._death_s):
             log.error("peer.silent", peer="scheduler")
             raise PeerSilent(f"the scheduler has been silent for {self._death_s} s")
+
+
+def _open_compute(core: ExecutorCore, wake: Callable[[], None]) -> Stage[Work, ResultMessage]:
+    if core.overlaps:
+        return TwoThreads(core.launch, core.finish, wake, MAX_WAITING)
+    return WorkThread("compute", core.execute, wake, MAX_WAITING)

@@ -9,20 +9,35 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+L = TypeVar("L")
 W = TypeVar("W")
 R = TypeVar("R")
+Taken = TypeVar("Taken", contravariant=True)
 
 
 class TooMuchWork(Exception):
     """More works are waiting than any scheduler may have unanswered."""
 
 
-class WorkThread(Generic[W, R]):
-    """Runs `execute` for one work after the other, and `wake` after each."""
+class Stage(Protocol[Taken, R]):
+    """Whatever takes works and gives back what became of them."""
 
-    def __init__(self, name: str, execute: Callable[[W], R], wake: Callable[[], None], max_waiting: int) -> None:
+    def put(self, work: Taken) -> None:
+        """Queue one work; raises TooMuchWork at the bound."""
+
+    def take(self) -> list[R]:
+        """The results that are there, in order; raises what a thread died of, after its last result was taken."""
+
+    def stop(self) -> None:
+        """Let the works at hand end; what waits is not done."""
+
+
+class WorkThread(Generic[W, R]):
+    """Runs `execute` for one work after the other, and `wake` after each whose result is something, not None."""
+
+    def __init__(self, name: str, execute: Callable[[W], R | None], wake: Callable[[], None], max_waiting: int) -> None:
         self._execute = execute
         self._wake = wake
         self._max_waiting = max_waiting
@@ -58,8 +73,44 @@ class WorkThread(Generic[W, R]):
     def _run(self) -> None:
         try:
             while (work := self._works.get()) is not None:
-                self._results.append(self._execute(work))
-                self._wake()
+                result = self._execute(work)
+                if result is not None:
+                    self._results.append(result)
+                    self._wake()
         except BaseException as crash:  # a bug, carried to the I/O thread, which dies of it
             self._crash = crash
             self._wake()
+
+
+class TwoThreads(Generic[W, L, R]):
+    """One thread launches works, the next waits for them: a work is launched while those before it are waited for.
+
+    max_waiting: works that may wait to be launched, and launched ones that may wait to be waited for. The second bound
+    is never met where whoever puts works in waits for some of their results.
+    """
+
+    def __init__(
+        self, launch: Callable[[W], L], finish: Callable[[L], R], wake: Callable[[], None], max_waiting: int
+    ) -> None:
+        self._finishing: WorkThread[L, R] = WorkThread("waiter", finish, wake, max_waiting)
+
+        def launch_on(work: W) -> None:
+            self._finishing.put(launch(work))
+
+        self._launching: WorkThread[W, None] = WorkThread("compute", launch_on, wake, max_waiting)
+
+    def put(self, work: W) -> None:
+        """Queue one work; raises TooMuchWork at the bound."""
+        self._launching.put(work)
+
+    def take(self) -> list[R]:
+        """The results that are there, in order; raises what either thread died of, after the last result was taken."""
+        taken = self._finishing.take()
+        if not taken:
+            self._launching.take()
+        return taken
+
+    def stop(self) -> None:
+        """Let the works at hand end; what waits is not done."""
+        self._launching.stop()
+        self._finishing.stop()

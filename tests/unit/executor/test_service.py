@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from services.executor.answers import Work
 from services.executor.backend import Outcome
 from services.executor.batch import StepBatch
-from services.executor.core import ExecutorCore, Work
+from services.executor.core import ExecutorCore
 from services.executor.echo_cells import EchoCells
 from services.executor.grammar import GrammarError
 from services.executor.grammars import Grammars
