@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from services.executor import gguf_file
-from services.executor.config import LlamaConfig, read_config
-from services.executor.gguf_file import GgufFile
+from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.executor.weights import half_split
 from services.tokenizer import bundle
 from services.tokenizer.tokenizer import load
@@ -39,18 +37,18 @@ OF_LAYER = {
 
 def write_checkpoint(path: Path, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     """Make <folder> with config.json, model.safetensors and the tokenizer's files."""
-    file = gguf_file.read(path)
-    config = read_config(file)
+    checkpoint = open_checkpoint(path)
     folder.mkdir(parents=True)
-    contents = bundle.files(load(path), config.context_length)
+    contents = bundle.files(load(path), checkpoint.config.context_length)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
-    shape = json.loads(contents["config.json"]) | _shape(file, config, dtype)
+    shape = json.loads(contents["config.json"]) | _shape(checkpoint, dtype)
     (folder / "config.json").write_text(json.dumps(shape, indent=1))
-    save_file({name: values.to(dtype) for name, values in _tensors(file, config)}, folder / "model.safetensors")
+    save_file({name: values.to(dtype) for name, values in _tensors(checkpoint)}, folder / "model.safetensors")
 
 
-def _shape(file: GgufFile, config: LlamaConfig, dtype: torch.dtype) -> dict[str, object]:
+def _shape(checkpoint: Checkpoint, dtype: torch.dtype) -> dict[str, object]:
+    config = checkpoint.config
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -65,14 +63,15 @@ def _shape(file: GgufFile, config: LlamaConfig, dtype: torch.dtype) -> dict[str,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "tie_word_embeddings": not config.has_head,
         "torch_dtype": str(dtype).removeprefix("torch."),
     }
 
 
-def _tensors(file: GgufFile, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+    config = checkpoint.config
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-    for name, tensor in file.tensors.items():
+    for name, tensor in checkpoint.tensors.items():
         rows = tensor.floats(0, len(tensor.raw))
         *layer, kind, _ = name.split(".")
         if kind in heads:

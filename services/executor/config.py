@@ -1,17 +1,40 @@
-"""The shape of a Llama model, from the metadata of its GGUF file. Nothing is assumed: what is missing is an error."""
+"""The shape of a model of the Llama families: sizes, and in what it differs from plain Llama.
+
+gguf_config.py reads it from a GGUF file's metadata and hf_config.py from a config.json; nothing is assumed there, what
+is missing is an error. Knows no file.
+"""
 
 from dataclasses import dataclass
+from typing import Literal
 
-from services.executor.gguf_file import GgufFile, Scalar
-from services.model_file import GgufError
 
-_ARCHITECTURE = "llama"
-_NO_SCALING = "none"
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How the rotary frequencies were stretched; the words and numbers are config.json's. See rope.py for the formulas.
+
+    original_context: positions that the model was trained with before; factor: how many times as far it reaches now.
+    magnitude: what cosines and sines are multiplied by (YaRN).
+    """
+
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    magnitude: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """Sizes in elements. rope_base: the base of the rotary frequencies."""
+    """Sizes in elements. rope_base: the base of the rotary frequencies.
+
+    windows: positions that a query of each layer sees, 0 = all; turns: whether each layer has a rotary embedding. Both
+    have an entry a layer, or none when all layers are alike: no window, and turned. The biases: of q, k and v, of the
+    attention's output, of all three products of the feed-forward part.
+    """
 
     name: str
     num_layers: int
@@ -25,50 +48,25 @@ class LlamaConfig:
     norm_eps: float
     rope_base: float
     eos_token_ids: tuple[int, ...]
+    family: str = "llama"
+    has_head: bool = False  # of its own; if not, the embedding serves as one
+    qkv_bias: bool = False
+    out_bias: bool = False
+    ffn_bias: bool = False
+    head_norms: bool = False
+    windows: tuple[int, ...] = ()
+    turns: tuple[bool, ...] = ()
+    rope_scaling: RopeScaling | None = None
 
     @property
     def kv_values_per_token(self) -> int:
         """Numbers that one token adds to the KV cache."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    def window(self, layer: int) -> int:
+        """Positions that a query of a layer sees, its own included; 0: all."""
+        return self.windows[layer] if self.windows else 0
 
-def read_config(file: GgufFile) -> LlamaConfig:
-    """Raises GgufError naming the key that is missing, or what of the file this model cannot express."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture != _ARCHITECTURE:
-        raise GgufError(f"{file.path}: architecture {architecture!r} is not {_ARCHITECTURE!r}")
-    scaling = file.metadata.get("llama.rope.scaling.type", _NO_SCALING)
-    if scaling != _NO_SCALING:
-        raise GgufError(f"{file.path}: rope scaling of type {scaling!r} is not supported")
-    hidden_size, num_heads = int(_need(file, "embedding_length")), int(_need(file, "attention.head_count"))
-    head_dim = int(file.metadata.get("llama.attention.key_length", hidden_size // num_heads))
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if file.metadata.get(f"llama.{key}", head_dim) != head_dim:
-            raise GgufError(f"{file.path}: llama.{key} differs from the head size {head_dim}")
-    return LlamaConfig(
-        name=str(file.metadata.get("general.name", file.path.stem)),
-        num_layers=int(_need(file, "block_count")),
-        hidden_size=hidden_size,
-        ffn_size=int(_need(file, "feed_forward_length")),
-        num_heads=num_heads,
-        num_kv_heads=int(file.metadata.get("llama.attention.head_count_kv", num_heads)),
-        head_dim=head_dim,
-        vocab_size=file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
-        context_length=int(_need(file, "context_length")),
-        norm_eps=float(_need(file, "attention.layer_norm_rms_epsilon")),
-        rope_base=float(_need(file, "rope.freq_base")),
-        eos_token_ids=_eos_token_ids(file),
-    )
-
-
-def _need(file: GgufFile, key: str) -> Scalar:
-    value = file.metadata.get(f"{_ARCHITECTURE}.{key}")
-    if value is None:
-        raise GgufError(f"{file.path}: the metadata has no {_ARCHITECTURE}.{key}")
-    return value
-
-
-def _eos_token_ids(file: GgufFile) -> tuple[int, ...]:
-    keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    found = (int(file.metadata[key]) for key in keys if key in file.metadata)
-    return tuple(dict.fromkeys(found))
+    def turns_at(self, layer: int) -> bool:
+        """Whether a layer has a rotary embedding."""
+        return self.turns[layer] if self.turns else True

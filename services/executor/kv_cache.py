@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import DTypeLike
 from torch import Tensor
 
 from services.executor.capacity import Capacity
@@ -30,18 +29,18 @@ class BlockShape:
 
     keys: tuple[int, ...]
     values: tuple[int, ...]
-    dtype: DTypeLike = np.float32
+    dtype: torch.dtype = torch.float32
 
     @property
     def num_bytes(self) -> int:
         """Of one block in one layer."""
-        return int(np.prod(self.keys) + np.prod(self.values)) * np.dtype(self.dtype).itemsize
+        return int(np.prod(self.keys) + np.prod(self.values)) * self.dtype.itemsize
 
 
-def plain_blocks(block_size: int, num_kv_heads: int, head_dim: int) -> BlockShape:
-    """[block_size, kv_heads, head_dim], float32: what the plain torch operations read."""
+def plain_blocks(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> BlockShape:
+    """[block_size, kv_heads, head_dim]: what the plain torch operations read."""
     cells = (block_size, num_kv_heads, head_dim)
-    return BlockShape(cells, cells)
+    return BlockShape(cells, cells, dtype)
 
 
 class KvCache:
@@ -64,8 +63,10 @@ class KvCache:
 
 
 def _zeros(shape: BlockShape, num_blocks: int) -> Pools:
-    # numpy asks the kernel for zeroed memory, where torch would write every byte of it.
-    keys, values = (
-        torch.from_numpy(np.zeros((num_blocks, *cells), shape.dtype)) for cells in (shape.keys, shape.values)
-    )
+    keys, values = (_zeroed((num_blocks, *cells), shape.dtype) for cells in (shape.keys, shape.values))
     return Pools(keys, values)
+
+
+def _zeroed(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    # numpy asks the kernel for zeroed memory, where torch would write every byte of it; it knows no bfloat16.
+    return torch.from_numpy(np.zeros(shape, f"u{dtype.itemsize}")).view(dtype)

@@ -1,7 +1,7 @@
 """Matrix products with weights that never change: oneDNN's packed form where torch has it, else a plain product.
 
 Packing lays a weight out once for the kernels that use it: from two rows on about twice as fast on a CPU as an unpacked
-product, in the same float32. The two ops are private to torch (its Inductor emits them), hence the twin beside them.
+product, in the same precision. The two ops are private to torch (its Inductor emits them), hence the twin beside them.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _TYPICAL_ROWS = 64
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
     """The product with a weight [out, in], which may be let go of afterwards, plus a bias [out]."""
-    if not has_packing():
+    if not has_packing(weight.dtype):
         return lambda x: linear(x, weight, bias)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
 
@@ -37,8 +37,12 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> Linear:
     return product
 
 
-def has_packing() -> bool:
-    """Whether this build of torch can pack float32 weights."""
+def has_packing(dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this build of torch, on this processor, can pack weights of a type."""
     namespace = torch.ops.mkldnn
     is_built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return is_built and all(hasattr(namespace, op) for op in ("_reorder_linear_weight", "_linear_pointwise"))
+    if not is_built or not all(hasattr(namespace, op) for op in ("_reorder_linear_weight", "_linear_pointwise")):
+        return False
+    if dtype == torch.bfloat16:
+        return bool(namespace._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or bool(namespace._is_mkldnn_fp16_supported())

@@ -8,11 +8,9 @@ import numpy as np
 import structlog
 import torch
 
-from services.executor import gguf_file
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
-from services.executor.config import LlamaConfig, read_config
-from services.executor.gguf_file import GgufFile
+from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.executor.grammars import Grammars
 from services.executor.kv_cache import BlockShape, KvCache, plain_blocks
 from services.executor.matchers import Matchers
@@ -22,12 +20,16 @@ from services.executor.native.loading import load_native
 from services.executor.native.model import kv_blocks
 from services.executor.native.packing import Packer
 from services.executor.operations import ReferenceOperations
+from services.executor.placement import Placement
 from services.executor.runner import Model, TorchBackend
-from services.executor.weights import count_parameters, load_llama
+from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import ModelCard, RowFlag
 
 log = structlog.get_logger()
+
+# What plain torch computes in; where the native kernels are missing, "fast" is float32 too.
+_DTYPES = {"exact": torch.float32, "fast": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +44,14 @@ class Loaded:
 def open_torch(
     settings: ExecutorSettings, path: Path, name: str = "", grammars: Grammars | None = None
 ) -> TorchBackend[Any]:
-    """Load a model and make room for its KV; raises GgufError or SettingsError. grammars: what slots may follow."""
+    """Load a model and make room for its KV; raises ModelFileError, SettingsError. grammars: what slots may follow."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
-    file = gguf_file.read(path)
-    config = read_config(file)
-    loaded = _load(settings, file, config)
-    card = _card(settings, config, loaded, name or config.name, count_parameters(file))
+    checkpoint = open_checkpoint(path)
+    loaded = _load(settings, checkpoint)
+    card = _card(settings, checkpoint, loaded, name)
     capacity = _capacity(settings, card)
-    backend = TorchBackend(loaded.model, capacity, KvCache(capacity, config.num_layers, loaded.blocks))
+    backend = TorchBackend(loaded.model, capacity, KvCache(capacity, checkpoint.config.num_layers, loaded.blocks))
     if grammars is not None:
         backend.follow(Matchers(grammars, capacity.card, settings.mask_threads))
     backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
@@ -58,14 +59,17 @@ def open_torch(
     return backend
 
 
-def _load(settings: ExecutorSettings, file: GgufFile, config: LlamaConfig) -> Loaded:
+def _load(settings: ExecutorSettings, checkpoint: Checkpoint) -> Loaded:
+    config = checkpoint.config
     kernels = choose_kernels(settings, config)
     if kernels is None:
-        blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim)
-        return Loaded(load_llama(file, config, ReferenceOperations()), blocks, "float32")
+        dtype = _DTYPES[settings.precision]
+        blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim, dtype)
+        model = load_llama(checkpoint, ReferenceOperations(), Placement(dtype=dtype))
+        return Loaded(model, blocks, str(dtype).removeprefix("torch."))
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, kv_type(settings))
-    model = load_native(file, config, shape, Packer(kernels, torch.get_num_threads()))
-    return Loaded(model, kv_blocks(shape), f"int8 {kernels.name.decode()}")
+    native = load_native(checkpoint, shape, Packer(kernels, torch.get_num_threads()))
+    return Loaded(native, kv_blocks(shape), f"int8 {kernels.name.decode()}")
 
 
 def _dummy_step(block_size: int) -> StepBatch:
@@ -75,15 +79,16 @@ def _dummy_step(block_size: int) -> StepBatch:
     return pack(rows, np.zeros((1, 1), np.int32), block_size, step=0, received_ns=0)
 
 
-def _card(settings: ExecutorSettings, config: LlamaConfig, loaded: Loaded, name: str, num_parameters: int) -> ModelCard:
+def _card(settings: ExecutorSettings, checkpoint: Checkpoint, loaded: Loaded, name: str) -> ModelCard:
+    config = checkpoint.config
     return ModelCard(
-        name=name,
+        name=name or config.name,
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         eos_token_ids=config.eos_token_ids,
         backend="torch",
         dtype=loaded.computes_in.split()[0],
-        num_parameters=num_parameters,
+        num_parameters=checkpoint.num_parameters,
         kv_bytes_per_token=config.num_layers * loaded.blocks.num_bytes // settings.block_size,
     )
 

@@ -1,5 +1,6 @@
-"""What a model file says of itself: the header that both the text side and the executor read."""
+"""What a model's files say of themselves: the headers and texts that both the text side and the executor read."""
 
-from services.model_file.header import GgufError, Header, HeaderReader, Metadata, Value, read_header
+from services.model_file.errors import GgufError, ModelFileError
+from services.model_file.header import Header, HeaderReader, Metadata, Value, read_header
 
-__all__ = ["GgufError", "Header", "HeaderReader", "Metadata", "Value", "read_header"]
+__all__ = ["GgufError", "Header", "HeaderReader", "Metadata", "ModelFileError", "Value", "read_header"]

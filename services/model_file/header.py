@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.model_file.errors import GgufError
+
 Value = int | float | bool | str | list["Value"]
 Metadata = dict[str, Value]
 
@@ -39,10 +41,6 @@ _SCALARS = {
 _UINT32, _UINT64 = _SCALARS[4], _SCALARS[10]
 _ARRAY_HEAD = struct.Struct("<IQ")  # element type, number of elements
 _HEAD = struct.Struct("<4sIQQ")  # magic, version, number of tensors, number of keys
-
-
-class GgufError(Exception):
-    """The file is no GGUF file that can be read; the text names it and what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

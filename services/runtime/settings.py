@@ -82,8 +82,9 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     backend: Literal["torch", "simulated", "echo"] = "torch"  # what runs steps; the last two need no model
     device: Literal["cpu"] = "cpu"  # where the torch backend computes
-    dtype: Literal["float32"] = "float32"  # of weights and KV in memory
-    precision: Literal["exact", "fast"] = "fast"  # plain torch, or native kernels: docs/kernels.md
+    precision: Literal["fast", "exact", "bfloat16", "float16"] = (
+        "fast"  # native kernels, or plain torch in float32 (exact) or a smaller type: docs/kernels.md
+    )
     kv_dtype: Literal["auto", "float32", "float16", "int8"] = "auto"  # of KV in memory, fast only; auto = float16
     block_size: Positive = 16  # positions of a KV block
     num_blocks: Count = 0  # blocks of the pool, the dummy included; 0 = from memory

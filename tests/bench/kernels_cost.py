@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from services.executor import gguf_file, linear
+from services.executor import linear
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity
-from services.executor.config import LlamaConfig, read_config
+from services.executor.checkpoint import open_checkpoint
+from services.executor.config import LlamaConfig
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache
 from services.executor.native import binding
@@ -69,10 +70,10 @@ def bandwidth() -> float:
 def open_engine(kv_type: KvType = KvType.FLOAT16) -> Engine:
     kernels = binding.open_kernels(binding.open_library(binding.built_library()))
     begun = time.perf_counter()
-    file = gguf_file.read(resolve(ModelSettings()))
-    config = read_config(file)
+    checkpoint = open_checkpoint(resolve(ModelSettings()))
+    config = checkpoint.config
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
-    model = load_native(file, config, shape, Packer(kernels, torch.get_num_threads()))
+    model = load_native(checkpoint, shape, Packer(kernels, torch.get_num_threads()))
     load_s = time.perf_counter() - begun
     num_blocks = 2 + ATTENTION_ROWS * -(-ATTENTION_CONTEXT // BLOCK_SIZE)
     card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)

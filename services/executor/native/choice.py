@@ -14,7 +14,7 @@ _KV_TYPES = {"auto": KvType.FLOAT16, "float32": KvType.FLOAT32, "float16": KvTyp
 
 def choose_kernels(settings: ExecutorSettings, config: LlamaConfig) -> Kernels | None:
     """The fastest kernels there are; None, with a line in the log unless that was asked for, when torch has to do."""
-    if settings.precision == "exact":
+    if settings.precision != "fast":
         return None
     reason = unsupported(config, settings.block_size)
     if not reason:

@@ -6,25 +6,13 @@ Only what the kernels can express is loaded; `unsupported` says what they cannot
 import numpy as np
 from numpy.typing import NDArray
 
+from services.executor.checkpoint import Checkpoint
 from services.executor.config import LlamaConfig
-from services.executor.gguf_file import GgufFile
 from services.executor.native.binding import Shape
 from services.executor.native.model import NativeLayer, NativeLlama, NativeWeights
 from services.executor.native.packing import BLOCK, F32, STRIP, PackedWeight, Packer, Rows
-from services.executor.weights import (
-    LayerParts,
-    Part,
-    Weight,
-    check_tensors,
-    embedding_part,
-    half_split,
-    has_head,
-    head_part,
-    layer_parts,
-    norm_part,
-    read,
-    read_rope,
-)
+from services.executor.parts import Part, Weight
+from services.executor.weights import half_split, read, read_rope
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48  # query heads that share a kv head
@@ -38,22 +26,23 @@ def unsupported(config: LlamaConfig, block_size: int) -> str:
         return f"hidden size, ffn size and head size {sizes} are not all multiples of {BLOCK}"
     if config.head_dim > MAX_HEAD_DIM or config.num_heads > MAX_GROUP * config.num_kv_heads:
         return f"heads of {config.head_dim}, {config.num_heads} over {config.num_kv_heads}, are too large"
+    if not all(config.turns):
+        return "some layers have no rotary embedding"
     if block_size % CELLS:
         return f"executor.block_size {block_size} is no multiple of {CELLS}"
     return ""
 
 
-def load_native(file: GgufFile, config: LlamaConfig, shape: Shape, packer: Packer) -> NativeLlama:
-    """The packer's kernels and threads will run it. Raises GgufError as load_llama does."""
-    check_tensors(file, config)
-    layers = [_load_layer(file, packer, layer_parts(config, index)) for index in range(config.num_layers)]
-    embedding = _pack(file, packer, (embedding_part(config),))
-    rope = read_rope(file, config)
+def load_native(checkpoint: Checkpoint, shape: Shape, packer: Packer) -> NativeLlama:
+    """The packer's kernels and threads will run it."""
+    loader, layout, config = _Loader(checkpoint, packer), checkpoint.layout, checkpoint.config
+    embedding = loader.packed((layout.embedding(),))
+    rope = read_rope(checkpoint)
     weights = NativeWeights(
-        layers=layers,
+        layers=[loader.layer(index) for index in range(config.num_layers)],
         embedding=embedding,
-        norm=_vector(file, (norm_part(config),)),
-        head=_pack(file, packer, (head_part(config),)) if has_head(file) else embedding,
+        norm=loader.vector((layout.norm(),)),
+        head=loader.packed((layout.head(),)) if config.has_head else embedding,
         cos=rope.cos.numpy(),
         sin=rope.sin.numpy(),
         eps=config.norm_eps,
@@ -61,19 +50,39 @@ def load_native(file: GgufFile, config: LlamaConfig, shape: Shape, packer: Packe
     return NativeLlama(packer.kernels, shape, weights, packer.num_threads)
 
 
-def _load_layer(file: GgufFile, packer: Packer, parts: LayerParts) -> NativeLayer:
-    return NativeLayer(
-        attention_norm=_vector(file, parts.attention_norm),
-        qkv=_pack(file, packer, parts.qkv),
-        attention_out=_pack(file, packer, parts.attention_out),
-        ffn_norm=_vector(file, parts.ffn_norm),
-        gate_up=_pack(file, packer, parts.gate_up, _in_turns(parts.gate_up[0].shape[0])),
-        down=_pack(file, packer, parts.down),
-    )
+class _Loader:
+    """Reads what a part of the model needs."""
 
+    def __init__(self, checkpoint: Checkpoint, packer: Packer) -> None:
+        self._checkpoint = checkpoint
+        self._packer = packer
 
-def _pack(file: GgufFile, packer: Packer, weight: Weight, order: NDArray[np.int64] | None = None) -> PackedWeight:
-    return packer.pack([Rows(file.tensors[part.name], _order(part)) for part in weight], order=order)
+    def layer(self, index: int) -> NativeLayer:
+        parts = self._checkpoint.layout.layer(index)
+        turns = _in_turns(self._checkpoint.config.ffn_size)
+        return NativeLayer(
+            attention_norm=self.vector(parts.attention_norm),
+            qkv=self.packed(parts.qkv, parts.qkv_bias),
+            attention_out=self.packed(parts.attention_out, parts.attention_out_bias),
+            ffn_norm=self.vector(parts.ffn_norm),
+            gate_up=self.packed(parts.gate_up, parts.gate_up_bias, turns),
+            down=self.packed(parts.down, parts.down_bias),
+            q_norm=self.vector(parts.q_norm) if parts.q_norm else None,
+            k_norm=self.vector(parts.k_norm) if parts.k_norm else None,
+            window=self._checkpoint.config.window(index),
+        )
+
+    def packed(self, weight: Weight, bias: Weight = (), order: NDArray[np.int64] | None = None) -> PackedWeight:
+        """order: of the rows of the stacked parts, and of what is added to them."""
+        added = self.vector(bias) if bias else None
+        if added is not None and order is not None:
+            added = np.ascontiguousarray(added[order])
+        rows = [Rows(self._checkpoint.tensors[part.name], _order(part)) for part in weight]
+        return self._packer.pack(rows, order, added)
+
+    def vector(self, weight: Weight) -> F32:
+        values: F32 = read(self._checkpoint.tensors, weight).numpy()
+        return values
 
 
 def _order(part: Part) -> NDArray[np.int64]:
@@ -84,8 +93,3 @@ def _order(part: Part) -> NDArray[np.int64]:
 def _in_turns(size: int) -> NDArray[np.int64]:
     """Rows of two stacked halves, STRIP of the first, then STRIP of the second, and so on."""
     return np.arange(2 * size, dtype=np.int64).reshape(2, -1, STRIP).swapaxes(0, 1).reshape(-1)
-
-
-def _vector(file: GgufFile, weight: Weight) -> F32:
-    values: F32 = read(file, weight).numpy()
-    return values

@@ -64,10 +64,10 @@ def kv_blocks(shape: Shape) -> BlockShape:
     """The blocks that the kernels read: src/abi.h."""
     if shape.kv_type == KvType.INT8:
         num_bytes = shape.block_size * (shape.head_dim + _SCALE_BYTES)
-        return BlockShape((shape.kv_heads, num_bytes), (shape.kv_heads, num_bytes), np.uint8)
+        return BlockShape((shape.kv_heads, num_bytes), (shape.kv_heads, num_bytes), torch.uint8)
     keys = (shape.kv_heads, shape.head_dim, shape.block_size)
     values = (shape.kv_heads, shape.block_size, shape.head_dim)
-    return BlockShape(keys, values, np.float16 if shape.kv_type == KvType.FLOAT16 else np.float32)
+    return BlockShape(keys, values, torch.float16 if shape.kv_type == KvType.FLOAT16 else torch.float32)
 
 
 class NativeLlama:

@@ -12,8 +12,8 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
-from services.executor.gguf_file import StoredTensor
 from services.executor.native.binding import Format, Kernels, Weight
+from services.executor.stored import StoredTensor
 
 F32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

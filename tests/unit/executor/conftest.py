@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.executor import gguf_file
-from services.executor.gguf_file import GgufFile
+from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.runtime.models import resolve
 from services.runtime.settings import ModelSettings
 
@@ -27,6 +26,6 @@ def default_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def default_file(default_model: Path) -> GgufFile:
+def default(default_model: Path) -> Checkpoint:
     """Its file, mapped."""
-    return gguf_file.read(default_model)
+    return open_checkpoint(default_model)

@@ -8,9 +8,9 @@ import torch
 from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
-from services.executor import gguf_file, linear
+from services.executor import linear
 from services.executor.attention import ReferencePlan
-from services.executor.config import read_config
+from services.executor.checkpoint import open_checkpoint
 from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import TorchBackend
@@ -114,11 +114,11 @@ def test_a_prefix_in_shared_blocks_gives_the_same_tokens(tiny: TorchBackend[Refe
 
 
 def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
-    file = gguf_file.read(tiny_llama.write(tmp_path / "tiny.gguf", random_weights()))
-    config = read_config(file)
+    checkpoint = open_checkpoint(tiny_llama.write(tmp_path / "tiny.gguf", random_weights()))
+    config = checkpoint.config
     capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
     kv = KvCache(capacity, config.num_layers, plain_blocks(capacity.block_size, config.num_kv_heads, config.head_dim))
-    driver = Driver(TorchBackend(load_llama(file, config, ReferenceOperations()), capacity, kv, is_debug=True))
+    driver = Driver(TorchBackend(load_llama(checkpoint, ReferenceOperations()), capacity, kv, is_debug=True))
     prompt = [5, 17, 40, 8, 61, 3]
     expected = plain_greedy(random_weights(), prompt, 1)
     driver.run([init(1, 6), append(1, [9, 3])], [Row(1, 0, prompt[:5], samples=False)])
@@ -174,7 +174,7 @@ def test_quantized_weights_are_computed_in_float32(tmp_path: Path) -> None:
 def test_packed_weights_multiply_like_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     weight, bias, x = torch.randn(24, 16), torch.randn(24), torch.randn(5, 16)
     packed = [linear.pack(weight)(x), linear.pack(weight, bias)(x)]
-    monkeypatch.setattr(linear, "has_packing", lambda: False)
+    monkeypatch.setattr(linear, "has_packing", lambda dtype: False)
     torch.testing.assert_close(packed, [linear.pack(weight)(x), linear.pack(weight, bias)(x)])
     torch.testing.assert_close(packed[1], x @ weight.T + bias)
 

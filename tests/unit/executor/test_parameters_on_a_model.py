@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.executor import gguf_file, reference
+from services.executor import reference
 from services.executor.attention import ReferencePlan
 from services.executor.batch import F64
 from services.executor.capacity import Capacity
-from services.executor.config import read_config
+from services.executor.checkpoint import open_checkpoint
 from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import Model, TorchBackend
@@ -117,9 +117,9 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    file = gguf_file.read(resolve(ModelSettings()))
-    config = read_config(file)
-    model = Overheard(load_llama(file, config, ReferenceOperations()))
+    checkpoint = open_checkpoint(resolve(ModelSettings()))
+    config = checkpoint.config
+    model = Overheard(load_llama(checkpoint, ReferenceOperations()))
     card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)
     capacity = Capacity(num_blocks=200, block_size=4, max_rows=16, card=card, num_host_blocks=40)
     kv = KvCache(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))

@@ -7,9 +7,9 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType as Quantization
 from torch import Tensor
 
-from services.executor.gguf_file import StoredTensor
 from services.executor.native.binding import Kernels
 from services.executor.native.packing import PackedWeight, Packer, Rows
+from services.executor.stored import StoredTensor
 
 QUANTIZATIONS = [Quantization.Q4_0, Quantization.Q4_1, Quantization.Q8_0]
 # Whole strips, a part of one, fewer rows than a vector has lanes.

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from services.executor.batch import Rows, pack
-from services.executor.config import read_config
-from services.executor.gguf_file import GgufFile
+from services.executor.checkpoint import Checkpoint
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.native.binding import Kernels, KvType, Shape
@@ -65,22 +64,22 @@ class Scorer:
         return self._model.forward(StepInputs(token_ids, positions, cells, plan), self._kv)
 
 
-def native_scorer(file: GgufFile, kernels: Kernels, kv_type: KvType = KvType.FLOAT16) -> Scorer:
-    config = read_config(file)
+def native_scorer(checkpoint: Checkpoint, kernels: Kernels, kv_type: KvType = KvType.FLOAT16) -> Scorer:
+    config = checkpoint.config
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
     capacity = small_capacity(config.vocab_size, NUM_BLOCKS)
-    model = load_native(file, config, shape, Packer(kernels, 1))
+    model = load_native(checkpoint, shape, Packer(kernels, 1))
     return Scorer(model, KvCache(capacity, config.num_layers, kv_blocks(shape)))
 
 
-def exact_scorer(file: GgufFile) -> Scorer:
-    config = read_config(file)
+def exact_scorer(checkpoint: Checkpoint) -> Scorer:
+    config = checkpoint.config
     kv = KvCache(
         small_capacity(config.vocab_size, NUM_BLOCKS),
         config.num_layers,
         plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim),
     )
-    return Scorer(load_llama(file, config, ReferenceOperations()), kv)
+    return Scorer(load_llama(checkpoint, ReferenceOperations()), kv)
 
 
 def compare(fast: Scorer, exact: Scorer, cases: list[dict[str, Any]]) -> float:
@@ -98,22 +97,22 @@ def compare(fast: Scorer, exact: Scorer, cases: list[dict[str, Any]]) -> float:
     return float(torch.cat(divergences).mean())
 
 
-def test_distributions_are_those_of_the_reference(kernels: Kernels, default_file: GgufFile) -> None:
+def test_distributions_are_those_of_the_reference(kernels: Kernels, default: Checkpoint) -> None:
     cases = sorted(golden(), key=lambda case: len(case["prompt_token_ids"]))[:4]
-    assert compare(native_scorer(default_file, kernels), exact_scorer(default_file), cases) < MEAN_KL
+    assert compare(native_scorer(default, kernels), exact_scorer(default), cases) < MEAN_KL
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kv_type", KvType)
-def test_distributions_over_all_golden_contexts(kernels: Kernels, default_file: GgufFile, kv_type: KvType) -> None:
-    divergence = compare(native_scorer(default_file, kernels, kv_type), exact_scorer(default_file), golden())
+def test_distributions_over_all_golden_contexts(kernels: Kernels, default: Checkpoint, kv_type: KvType) -> None:
+    divergence = compare(native_scorer(default, kernels, kv_type), exact_scorer(default), golden())
     print(f"{kernels.name.decode()}, KV {kv_type.name}: mean KL {divergence:.5f}")
     assert divergence < MEAN_KL
 
 
 @pytest.mark.parametrize("kv_type", KvType)
-def test_chunks_change_no_bit(kernels: Kernels, default_file: GgufFile, kv_type: KvType) -> None:
-    scorer = native_scorer(default_file, kernels, kv_type)
+def test_chunks_change_no_bit(kernels: Kernels, default: Checkpoint, kv_type: KvType) -> None:
+    scorer = native_scorer(default, kernels, kv_type)
     token_ids = golden()[0]["prompt_token_ids"][:40]
     whole = scorer.logits(token_ids, 0)
     assert torch.equal(scorer.logits(token_ids, 0, chunk=7), whole)
@@ -155,9 +154,9 @@ def test_a_model_that_the_kernels_cannot_express_runs_in_torch(tmp_path: Path) -
     assert "head size" in missing["reason"]
 
 
-def test_a_block_size_that_the_kernels_cannot_read_is_named(default_file: GgufFile) -> None:
-    assert unsupported(read_config(default_file), 24) == "executor.block_size 24 is no multiple of 16"
-    assert unsupported(read_config(default_file), 32) == ""
+def test_a_block_size_that_the_kernels_cannot_read_is_named(default: Checkpoint) -> None:
+    assert unsupported(default.config, 24) == "executor.block_size 24 is no multiple of 16"
+    assert unsupported(default.config, 32) == ""
 
 
 @needs_kernels
