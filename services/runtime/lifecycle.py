@@ -48,6 +48,11 @@ class Stop:
         return "engine_dead" if self._is_dead else "drain" if self._is_draining else ""
 
     @property
+    def is_heard(self) -> bool:
+        """Whether the service listens to this: it has started."""
+        return bool(self._callbacks)
+
+    @property
     def is_set(self) -> bool:
         """True once the service was asked to stop."""
         return self.kind != ""
@@ -124,6 +129,8 @@ def _listen(stop: Stop) -> None:
         terms += 1
         if terms > 1:
             os._exit(128 + signal.SIGTERM)
+        if not stop.is_heard:
+            os._exit(0)
         stop.set("drain")
 
     def on_dead(_number: int, _frame: FrameType | None) -> None:

@@ -57,7 +57,7 @@ class ZmqOutlet(Generic[M]):
 
     def close(self) -> None:
         """Give up what is unsent and free the socket; idempotent. To send the rest first, call `finish`."""
-        self._socket.close(linger=0)
+        sockets.release(self._socket)
 
     def _push(self, payload: bytes) -> bool:
         frame = self._sealer.seal(payload)

@@ -1,17 +1,24 @@
-"""The sockets under the links: one zmq context a process, its keys, and what becomes of connections.
+"""The sockets under the links: their zmq contexts, the keys of the process, and what becomes of connections.
 
 Links over tcp are encrypted (CURVE) and take in only peers that know the server's keys, once `secure` was called; those
 over ipc are guarded by the permissions of their folder. Knows no message. Invariant: bytes that are no peer's reach
 nobody, on either.
+
+Receivers share a context, each sender has one of its own. A context's thread moves the frames of all its sockets, and it
+also asks the name server where a receiver is: one that does not answer (the receiver's container is gone, and its name
+with it) must hold up the links to that receiver alone, not every link of the process, heartbeats included.
 """
 
 import secrets
+import threading
+import time
 from weakref import WeakSet
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 RECONNECT_MAX_MS = 160  # the longest a sender waits before it looks for its receiver again
+FREE_S = 0.5  # how long a context may take to free its sockets; beyond that its thread waits for a name server
 REFUSALS = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
@@ -21,6 +28,7 @@ class _Process:
     def __init__(self) -> None:
         self.keys: tuple[bytes, bytes] | None = None
         self.told: WeakSet[zmq.Socket[bytes]] = WeakSet()  # whose connections are told of
+        self.senders: WeakSet[zmq.Context[zmq.Socket[bytes]]] = WeakSet()  # of the sending sockets
 
 
 _process = _Process()
@@ -37,16 +45,27 @@ def secure(keys: tuple[bytes, bytes] | None) -> None:
 
 
 def finish(flush_s: float) -> None:
-    """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket."""
+    """The last thing a process does with its links: wait at most flush_s for what is unsent, then free every socket.
+
+    A sender that waits for a name server is not waited for; its thread ends with the process.
+    """
     for receiver in list(_process.told):
         if not receiver.closed:
             receiver.disable_monitor()
-    zmq.Context.instance().destroy(linger=int(flush_s * 1000))
+    linger = int(flush_s * 1000)
+    contexts = [zmq.Context.instance(), *_process.senders]
+    closing = [threading.Thread(target=each.destroy, args=(linger,), daemon=True) for each in contexts]
+    for thread in closing:
+        thread.start()
+    deadline = time.monotonic() + flush_s + FREE_S
+    for thread in closing:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    _process.senders.clear()
 
 
 def puller(address: str, bound: int) -> "zmq.Socket[bytes]":
     """A receiving socket that is to be bound to this address; it holds so many frames."""
-    opened = _socket(zmq.PULL)
+    opened = _socket(zmq.PULL, zmq.Context.instance())
     opened.set(zmq.RCVHWM, bound)
     # Without a domain zmq takes the peers of its first protocol at their word, that is, any bytes at all.
     opened.set(zmq.ZAP_DOMAIN, b"tandem")
@@ -57,8 +76,13 @@ def puller(address: str, bound: int) -> "zmq.Socket[bytes]":
 
 
 def pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
-    """A sending socket, not yet connected; it holds so many unsent frames. reconnect_ms: at first, then ever longer."""
-    opened = _socket(zmq.PUSH)
+    """A sending socket, not yet connected; it holds so many unsent frames. reconnect_ms: at first, then ever longer.
+
+    `release` closes it.
+    """
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    _process.senders.add(context)
+    opened = _socket(zmq.PUSH, context)
     opened.set(zmq.SNDHWM, high_water_mark)
     opened.set(zmq.RECONNECT_IVL, reconnect_ms)
     opened.set(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
@@ -75,6 +99,13 @@ def connect(sender: "zmq.Socket[bytes]", address: str) -> None:
     sender.connect(address)
 
 
+def release(sender: "zmq.Socket[bytes]") -> None:
+    """Close a sending socket with what is unsent, and in the background its context; idempotent."""
+    if not sender.closed:
+        sender.close(linger=0)
+        threading.Thread(target=sender.context.term, daemon=True).start()
+
+
 def events(receiver: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """What `lost` reads: the fate of a receiving socket's connections; `close` closes both.
 
@@ -82,7 +113,7 @@ def events(receiver: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """
     address = f"inproc://events-{secrets.token_hex(8)}"
     receiver.monitor(address, REFUSALS | zmq.EVENT_DISCONNECTED)
-    opened = _socket(zmq.PAIR)
+    opened = _socket(zmq.PAIR, zmq.Context.instance())
     opened.set(zmq.RCVHWM, 0)
     opened.connect(address)
     _process.told.add(receiver)
@@ -106,8 +137,8 @@ def lost(told: "zmq.Socket[bytes]") -> tuple[int, int]:
     return len(seen) - num_refused, num_refused
 
 
-def _socket(kind: int) -> "zmq.Socket[bytes]":
-    opened: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
+def _socket(kind: int, context: "zmq.Context[zmq.Socket[bytes]]") -> "zmq.Socket[bytes]":
+    opened = context.socket(kind)
     # zmq's own default is to wait for ever: a socket that was dropped, not closed, would then hang `finish`.
     opened.set(zmq.LINGER, 0)
     return opened

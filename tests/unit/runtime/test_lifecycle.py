@@ -23,10 +23,19 @@ WAITS = """
 import time
 from services.runtime.lifecycle import run
 def body(settings, stop):
+    stop.on_set(lambda: None)
     print("up", flush=True)
     while stop.kind != "{until}":
         time.sleep(0.005)
     print(stop.kind, flush=True)
+run("actor", body)
+"""
+STARTS = """
+import time
+from services.runtime.lifecycle import run
+def body(settings, stop):
+    print("up", flush=True)
+    time.sleep(3600)
 run("actor", body)
 """
 STUBBORN = WAITS.format(until="never")
@@ -67,6 +76,15 @@ def _end(process: subprocess.Popen[str]) -> tuple[int, str, list[dict[str, Any]]
     """Exit code, what it printed, and its log."""
     out, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, out, [json.loads(line) for line in err.splitlines()]
+
+
+def test_a_service_that_still_starts_ends_at_the_first_signal(tmp_path: Path) -> None:
+    with _actor(STARTS, tmp_path) as process:
+        _wait_up(process)
+        process.send_signal(signal.SIGTERM)
+        code, out, log = _end(process)
+    assert (code, out) == (0, "")
+    assert [line["event"] for line in log] == ["service.starting"]
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGTERM, "drain"), (signal.SIGUSR1, "engine_dead")])
