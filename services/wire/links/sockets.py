@@ -4,7 +4,7 @@ Links over tcp are encrypted (CURVE) and take in only peers that know the server
 over ipc are guarded by the permissions of their folder. Knows no message. Invariant: bytes that are no peer's reach
 nobody, on either.
 
-Receivers share a context, each sender has one of its own. A context's thread moves the frames of all its sockets, and it
+Receivers share a context, each sender has one of its own. The thread of a context moves the frames of its sockets, and
 also asks the name server where a receiver is: one that does not answer (the receiver's container is gone, and its name
 with it) must hold up the links to that receiver alone, not every link of the process, heartbeats included.
 """
