@@ -37,6 +37,7 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
 RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("zmq",): ("services.wire.links",),
     ("torch", "numpy"): ("services.executor",),
+    ("triton", "flash_attn", "flash_attn_interface"): ("services.executor.cuda",),
     ("llguidance",): ("services.executor.grammar",),
     ("grpc", "grpc_health", "grpc_reflection", "grpc_status", "google"): ("gateway", "tandem"),
     ("uvloop",): ("gateway",),
