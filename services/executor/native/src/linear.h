@@ -2,7 +2,8 @@
 // integer, and every block's sum is scaled into a float sum.
 //
 // A row's result is the same bit for bit whatever rows are computed with it: the order of additions is fixed by the
-// weight alone. Rows are taken RUN at a time so that a block of weights, unpacked once, meets all of them in registers.
+// weight alone. Rows are taken RUN at a time so that a block of weights, unpacked once, meets all of them; TILE of them
+// share the registers with SIDES vectors of outputs, so that neither weights nor activations are loaded for one product.
 #pragma once
 #include <algorithm>
 
@@ -20,6 +21,7 @@ struct Activations {
 };
 
 constexpr int RUN = 32;
+constexpr int TILE = 4;       // rows whose sums fit the registers
 constexpr int AHEAD = 3072;  // bytes: how far before their use weights are asked for
 
 inline void quantize_block(const float *x, Activations &out) {
@@ -48,87 +50,137 @@ inline void quantize_row(const float *x, int columns, Activations *out, int stri
     for (int block = 0; block < columns / BLOCK; block++) quantize_block(x + block * BLOCK, out[int64_t(block) * stride]);
 }
 
-// The 32 columns of a group, ready to be multiplied.
+// 32 columns of a group, ready to be multiplied. multiply: sums [ROWS][SIDES] += rows of activations times the block.
 struct Nibbles {
-    I w[VECTORS];
-    F scale, offset;
+    I w[VECTORS][SIDES];
+    F scale[SIDES], offset[SIDES];
 
-    Nibbles(const uint8_t *quants, const uint16_t *scales) : scale(load_half(scales)), offset(load_half(scales + LANES)) {
-        for (int i = 0; i < VECTORS / 2; i++) {
-            const I both = load_int(quants + i * VECTOR_BYTES);
-            w[i] = low_nibbles(both);
-            w[i + VECTORS / 2] = high_nibbles(both);
+    explicit Nibbles(const uint8_t *block) {
+        for (int i = 0; i < VECTORS / 2; i++)
+            for (int side = 0; side < SIDES; side++) {
+                const I both = load_int(block + (i * SIDES + side) * VECTOR_BYTES);
+                w[i][side] = low_nibbles(both);
+                w[i + VECTORS / 2][side] = high_nibbles(both);
+            }
+        const uint16_t *scales = (const uint16_t *)(block + GROUP * BLOCK / 2);
+        for (int side = 0; side < SIDES; side++) {
+            scale[side] = load_half(scales + side * LANES);
+            offset[side] = load_half(scales + GROUP + side * LANES);
         }
     }
 
-    inline F multiply(const Activations &a, F sum) const {
+    template <int ROWS>
+    inline void multiply(const Activations *x, F (*sums)[SIDES]) const {
+        I products[ROWS][SIDES];
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDES; side++) products[row][side] = zero_int();
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++)
+#pragma GCC unroll 8
+            for (int row = 0; row < ROWS; row++) {
+                const I a = four(x[row].q + 4 * i);
+#pragma GCC unroll 2
+                for (int side = 0; side < SIDES; side++) {
+                    I &sum = products[row][side];
 #if TANDEM_VNNI
-        I products = zero_int();
-        for (int i = 0; i < VECTORS; i++) products = dot(products, w[i], four(a.q + 4 * i));
+                    sum = dot(sum, w[i][side], a);
 #else
-        // 8 x 2 x 15 x 127 fits 16 bits.
-        I words = pairs(w[0], four(a.q));
-        for (int i = 1; i < VECTORS; i++) words = add_words(words, pairs(w[i], four(a.q + 4 * i)));
-        const I products = pairs_of_words(words, all_words(1));
+                    // 8 x 2 x 15 x 127 fits 16 bits.
+                    sum = add_words(sum, pairs(w[i][side], a));
 #endif
-        sum = fma(offset, all(a.total), sum);
-        return fma(to_float(products), mul(scale, all(a.scale)), sum);
+                    keep(sum);
+                }
+            }
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDES; side++) {
+                const I whole = TANDEM_VNNI ? products[row][side] : pairs_of_words(products[row][side], all_words(1));
+                const F moved = fma(offset[side], all(x[row].total), sums[row][side]);
+                sums[row][side] = fma(to_float(whole), mul(scale[side], all(x[row].scale)), moved);
+            }
     }
 };
 
 struct Bytes {
-    I w[VECTORS];
-    F scale;
+    I w[VECTORS][SIDES];
+    F scale[SIDES];
 
-    Bytes(const uint8_t *quants, const uint16_t *scales) : scale(load_half(scales)) {
-        for (int i = 0; i < VECTORS; i++) w[i] = load_int(quants + i * VECTOR_BYTES);
+    explicit Bytes(const uint8_t *block) {
+        for (int i = 0; i < VECTORS; i++)
+            for (int side = 0; side < SIDES; side++) w[i][side] = load_int(block + (i * SIDES + side) * VECTOR_BYTES);
+        const uint16_t *scales = (const uint16_t *)(block + GROUP * BLOCK);
+        for (int side = 0; side < SIDES; side++) scale[side] = load_half(scales + side * LANES);
     }
 
-    inline F multiply(const Activations &a, F sum) const {
+    template <int ROWS>
+    inline void multiply(const Activations *x, F (*sums)[SIDES]) const {
+        I products[ROWS][SIDES];
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++)
+            for (int side = 0; side < SIDES; side++)
+                products[row][side] = TANDEM_VNNI ? all_int(-128 * x[row].sum) : zero_int();
+#pragma GCC unroll 8
+        for (int i = 0; i < VECTORS; i++)
+#pragma GCC unroll 8
+            for (int row = 0; row < ROWS; row++) {
+                const I a = four(x[row].q + 4 * i);
+#pragma GCC unroll 2
+                for (int side = 0; side < SIDES; side++) {
+                    I &sum = products[row][side];
 #if TANDEM_VNNI
-        I products = all_int(-128 * a.sum);
-        for (int i = 0; i < VECTORS; i++) products = dot(products, w[i], four(a.q + 4 * i));
+                    sum = dot(sum, w[i][side], a);
 #else
-        I products = zero_int();
-        for (int i = 0; i < VECTORS; i++) {
-            const I words = pairs(magnitude_bytes(w[i]), with_sign(four(a.q + 4 * i), w[i]));
-            products = add_int(products, pairs_of_words(words, all_words(1)));
-        }
+                    const I words = pairs(magnitude_bytes(w[i][side]), with_sign(a, w[i][side]));
+                    sum = add_int(sum, pairs_of_words(words, all_words(1)));
 #endif
-        return fma(to_float(products), mul(scale, all(a.scale)), sum);
+                    keep(sum);
+                }
+            }
+#pragma GCC unroll 8
+        for (int row = 0; row < ROWS; row++)
+#pragma GCC unroll 2
+            for (int side = 0; side < SIDES; side++)
+                sums[row][side] =
+                    fma(to_float(products[row][side]), mul(scale[side], all(x[row].scale)), sums[row][side]);
     }
 };
 
-// sums [rows][LANES] = activations times one group. ROWS > 0: so many, in registers; 0: `rows` of them.
-template <class Columns, int ROWS>
-inline void multiply_group(const TandemWeight &w, const uint8_t *group, const Activations *x, int stride, int rows, F *sums) {
-    const int quant_step = quant_bytes(w.format), scale_step = scale_bytes(w.format) / 2;
-    const uint16_t *scales = scales_of(w, group);
-    const int count = ROWS ? ROWS : rows;
-    const int bytes = quant_step + scale_step * 2;
-    const uint8_t *ahead = group + AHEAD;
-    F held[ROWS ? ROWS : RUN];
-    for (int row = 0; row < count; row++) held[row] = zero();
-    for (int block = 0; block < w.columns / BLOCK; block++) {
-        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(ahead + line);
-        ahead += bytes;
-        const Columns columns(group, scales);
-        int row = 0;
-        for (; row + 2 <= count; row += 2) {  // what does not fit the registers is read once for two
-            const F one = columns.multiply(x[row], held[row]), other = columns.multiply(x[row + 1], held[row + 1]);
-            held[row] = one;
-            held[row + 1] = other;
-        }
-        for (; row < count; row++) held[row] = columns.multiply(x[row], held[row]);
-        group += quant_step;
-        scales += scale_step;
-        x += stride;
+template <class Columns>
+inline void multiply_many(const Columns &columns, const Activations *x, int rows, F (*sums)[SIDES]) {
+    for (; rows >= TILE; rows -= TILE, x += TILE, sums += TILE) columns.template multiply<TILE>(x, sums);
+    switch (rows) {
+        case 3: return columns.template multiply<3>(x, sums);
+        case 2: return columns.template multiply<2>(x, sums);
+        case 1: return columns.template multiply<1>(x, sums);
     }
-    for (int row = 0; row < count; row++) sums[row] = held[row];
+}
+
+// sums [rows][SIDES] = activations times one group. ROWS > 0: so many, in registers; 0: `rows` of them.
+template <class Columns, int ROWS>
+inline void multiply_group(const TandemWeight &w, const uint8_t *block, const Activations *x, int stride, int rows,
+                           F (*sums)[SIDES]) {
+    const int count = ROWS ? ROWS : rows, bytes = block_bytes(w.format);
+    F held[ROWS ? ROWS : RUN][SIDES];
+    for (int row = 0; row < count; row++)
+        for (int side = 0; side < SIDES; side++) held[row][side] = zero();
+    for (int left = w.columns / BLOCK; left > 0; left--, block += bytes, x += stride) {
+        for (int line = 0; line < bytes; line += 64) __builtin_prefetch(block + AHEAD + line);
+        const Columns columns(block);
+        if constexpr (ROWS > 0)
+            columns.template multiply<ROWS>(x, held);
+        else
+            multiply_many(columns, x, rows, held);
+    }
+    for (int row = 0; row < count; row++)
+        for (int side = 0; side < SIDES; side++) sums[row][side] = held[row][side];
 }
 
 template <class Columns>
-void multiply_rows(const TandemWeight &w, const uint8_t *group, const Activations *x, int stride, int rows, F *sums) {
+void multiply_rows(const TandemWeight &w, const uint8_t *group, const Activations *x, int stride, int rows,
+                   F (*sums)[SIDES]) {
     switch (rows) {
         case 1: return multiply_group<Columns, 1>(w, group, x, stride, 1, sums);
         case 2: return multiply_group<Columns, 2>(w, group, x, stride, 2, sums);
@@ -147,17 +199,17 @@ struct Strip {
 inline void multiply_strip(const TandemWeight &w, int strip, const Activations *x, int stride, int rows, Strip &out) {
     for (int g = 0; g < STRIP_GROUPS; g++) {
         const uint8_t *group = group_of(w, strip * STRIP_GROUPS + g);
-        F sums[RUN];
+        F sums[RUN][SIDES];
         if (has_nibbles(w.format))
             multiply_rows<Nibbles>(w, group, x, stride, rows, sums);
         else
             multiply_rows<Bytes>(w, group, x, stride, rows, sums);
-        const int first = strip * STRIP + g * LANES;
+        const int first = strip * STRIP + g * GROUP;
         for (int row = 0; row < rows; row++) {
-            float *to = out.values[row] + g * LANES;
-            store(to, sums[row]);
+            float *to = out.values[row] + g * GROUP;
+            for (int side = 0; side < SIDES; side++) store(to + side * LANES, sums[row][side]);
             if (w.bias)
-                for (int lane = 0; lane < std::min(LANES, w.rows - first); lane++) to[lane] += w.bias[first + lane];
+                for (int i = 0; i < std::min(GROUP, w.rows - first); i++) to[i] += w.bias[first + i];
         }
     }
 }

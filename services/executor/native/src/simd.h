@@ -143,6 +143,9 @@ inline I dot(I sum, I u8, I s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
 
 #endif
 
+// x is wanted as it is here: a compiler that reorders long sums of integers runs out of registers.
+inline void keep(I &x) { asm("" : "+x"(x)); }
+
 // e^x to two units in the last place (Cephes' polynomial); 0 below the range, finite above it.
 inline F exponential(F x) {
     x = min(max(x, all(-87.3f)), all(88.3f));

@@ -1,9 +1,9 @@
-// Weights laid out for the kernels: LANES outputs side by side, 32 inputs at a time, still in their stored 4 or 8 bits.
+// Weights laid out for the kernels: GROUP outputs side by side, 32 inputs at a time, still in their stored 4 or 8 bits.
 //
-// A group holds LANES rows. For every block of 32 columns it has 8 vectors; vector i holds, for each row, the 4 columns
-// from 4 i on: four activations, repeated over a vector, meet all rows at once. 4-bit values: byte b of vector i < 4 has
-// the value of vector i in its low half and that of vector i + 4 in its high half. After the blocks of a group come their
-// scales (and offsets), one half for each row:
+// A group holds GROUP rows: SIDES vectors of them. It is read from end to end, block by block of 32 columns. A block has 8
+// times SIDES vectors; those of number i hold, for each row, the 4 columns from 4 i on: four activations, repeated over a
+// vector, meet all rows at once. 4-bit values: byte b of number i < 4 has the value of number i in its low half and that
+// of number i + 4 in its high half. The block ends with its scales (and then offsets), one half for each row:
 //     value = scale x q + offset     Q4_1 as stored; Q4_0: offset = -8 scale; Q8_0: no offset, q has a sign.
 // Rows are padded to whole strips with zeros. A strip is the least that one thread takes: STRIP rows.
 #pragma once
@@ -17,19 +17,20 @@ namespace {
 
 constexpr int BLOCK = 32;
 constexpr int STRIP = 32;
-constexpr int STRIP_GROUPS = STRIP / LANES;
+constexpr int SIDES = 2;  // vectors of outputs that share the activations in a register
+constexpr int GROUP = SIDES * LANES;
+constexpr int STRIP_GROUPS = STRIP / GROUP;
 constexpr int VECTORS = BLOCK / 4;
 constexpr int VECTOR_BYTES = LANES * 4;
 
 inline bool has_nibbles(int32_t format) { return format == TANDEM_Q4_0 || format == TANDEM_Q4_1; }
 
-// Bytes of one block of a group, and of its scales.
-inline int quant_bytes(int32_t format) { return has_nibbles(format) ? VECTORS / 2 * VECTOR_BYTES : VECTORS * VECTOR_BYTES; }
-inline int scale_bytes(int32_t format) { return has_nibbles(format) ? LANES * 4 : LANES * 2; }
+// Bytes of the values of one block of a group, and of all of it.
+inline int quant_bytes(int32_t format) { return has_nibbles(format) ? GROUP * BLOCK / 2 : GROUP * BLOCK; }
+inline int block_bytes(int32_t format) { return quant_bytes(format) + (has_nibbles(format) ? GROUP * 4 : GROUP * 2); }
 
 inline int64_t group_bytes(int32_t format, int columns) {
-    const int64_t bytes = int64_t(columns / BLOCK) * (quant_bytes(format) + scale_bytes(format));
-    return (bytes + 63) / 64 * 64;
+    return (int64_t(columns / BLOCK) * block_bytes(format) + 63) / 64 * 64;
 }
 
 inline int num_strips(int rows) { return (rows + STRIP - 1) / STRIP; }
@@ -40,9 +41,6 @@ int64_t packed_bytes(int32_t format, int32_t rows, int32_t columns) {
 
 inline const uint8_t *group_of(const TandemWeight &w, int group) {
     return w.packed + group * group_bytes(w.format, w.columns);
-}
-inline const uint16_t *scales_of(const TandemWeight &w, const uint8_t *group) {
-    return (const uint16_t *)(group + int64_t(w.columns / BLOCK) * quant_bytes(w.format));
 }
 
 // One stored block of 32 values: its scale, its offset, and the values as bytes.
@@ -94,67 +92,51 @@ inline Stored read_block(int32_t format, const uint8_t *row, int block) {
     return s;
 }
 
-// Where a value lies in its block: the vector, and the byte within it.
-struct Place {
-    int vector, byte;
-
-    Place(int lane, int column) : vector(column / 4), byte(lane * 4 + column % 4) {}
-};
+// The byte of a block in which a value lies, of its rows and columns.
+inline int place(int row, int column) { return column / 4 * (GROUP * 4) + row * 4 + column % 4; }
 
 // Lay one block of a group out.
-inline void pack_block(int32_t format, const Stored *lanes, uint8_t *quants, uint16_t *scales) {
-    for (int lane = 0; lane < LANES; lane++) {
-        const Stored &s = lanes[lane];
-        scales[lane] = s.scale;
+inline void pack_block(int32_t format, const Stored *rows, uint8_t *block) {
+    uint16_t *scales = (uint16_t *)(block + quant_bytes(format));
+    for (int row = 0; row < GROUP; row++) {
+        const Stored &s = rows[row];
+        scales[row] = s.scale;
         if (has_nibbles(format)) {
-            scales[LANES + lane] = s.offset;
-            for (int i = 0; i < BLOCK / 2; i++) {
-                const Place place(lane, i);
-                quants[place.vector * VECTOR_BYTES + place.byte] = s.values[i] | s.values[i + BLOCK / 2] << 4;
-            }
+            scales[GROUP + row] = s.offset;
+            for (int i = 0; i < BLOCK / 2; i++) block[place(row, i)] = s.values[i] | s.values[i + BLOCK / 2] << 4;
         } else {
-            for (int i = 0; i < BLOCK; i++) {
-                const Place place(lane, i);
-                quants[place.vector * VECTOR_BYTES + place.byte] = s.values[i];
-            }
+            for (int i = 0; i < BLOCK; i++) block[place(row, i)] = s.values[i];
         }
     }
 }
 
 inline void pack_group(const TandemWeight &w, const void *const *sources, int group) {
-    uint8_t *quants = (uint8_t *)group_of(w, group);
-    uint16_t *scales = (uint16_t *)scales_of(w, quants);
-    for (int block = 0; block < w.columns / BLOCK; block++) {
-        Stored lanes[LANES];
-        for (int lane = 0; lane < LANES; lane++) {
-            const int row = group * LANES + lane;
-            lanes[lane] = row < w.rows ? read_block(w.format, (const uint8_t *)sources[row], block) : Stored{};
+    uint8_t *at = (uint8_t *)group_of(w, group);
+    for (int block = 0; block < w.columns / BLOCK; block++, at += block_bytes(w.format)) {
+        Stored rows[GROUP];
+        for (int i = 0; i < GROUP; i++) {
+            const int row = group * GROUP + i;
+            rows[i] = row < w.rows ? read_block(w.format, (const uint8_t *)sources[row], block) : Stored{};
         }
-        pack_block(w.format, lanes, quants, scales);
-        quants += quant_bytes(w.format);
-        scales += scale_bytes(w.format) / 2;
+        pack_block(w.format, rows, at);
     }
 }
 
 // One row back as floats.
 void unpack_row(const TandemWeight &w, int row, float *out) {
-    const uint8_t *group = group_of(w, row / LANES);
-    const uint16_t *scales = scales_of(w, group);
-    const int lane = row % LANES;
-    for (int block = 0; block < w.columns / BLOCK; block++) {
-        const uint8_t *quants = group + int64_t(block) * quant_bytes(w.format);
-        const uint16_t *s = scales + block * (scale_bytes(w.format) / 2) + lane;
-        const float scale = half_to_float(s[0]);
-        const float offset = has_nibbles(w.format) ? half_to_float(s[LANES]) : 0;
+    const uint8_t *at = group_of(w, row / GROUP);
+    const int within = row % GROUP;
+    for (int block = 0; block < w.columns / BLOCK; block++, at += block_bytes(w.format)) {
+        const uint16_t *scales = (const uint16_t *)(at + quant_bytes(w.format)) + within;
+        const float scale = half_to_float(scales[0]);
+        const float offset = has_nibbles(w.format) ? half_to_float(scales[GROUP]) : 0;
         for (int i = 0; i < BLOCK; i++) {
             float q;
             if (has_nibbles(w.format)) {
-                const Place place(lane, i % (BLOCK / 2));
-                const uint8_t both = quants[place.vector * VECTOR_BYTES + place.byte];
+                const uint8_t both = at[place(within, i % (BLOCK / 2))];
                 q = i < BLOCK / 2 ? both & 15 : both >> 4;
             } else {
-                const Place place(lane, i);
-                const uint8_t byte = quants[place.vector * VECTOR_BYTES + place.byte];
+                const uint8_t byte = at[place(within, i)];
                 q = TANDEM_VNNI ? float(byte) - 128 : float(int8_t(byte));
             }
             out[block * BLOCK + i] = scale * q + offset;
