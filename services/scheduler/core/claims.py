@@ -17,15 +17,17 @@ from services.scheduler.core.step import Draft
 
 def grant_claims(state: State, draft: Draft, now: int) -> None:
     """Serve the claims, and before each chunk the waiting that go before it."""
-    claims = list(state.claims)
-    if state.credits.is_any_silent:
-        claims = [run for run in claims if state.has_credit(run.sequence)]
-    decode = [run for run in claims if run.num_wanted == 1]
+    decode: list[Run] = []
+    chunks: list[Run] = []
+    is_any_silent = state.credits.is_any_silent
+    for run in state.claims:
+        if not (is_any_silent and not state.has_credit(run.sequence)):
+            (decode if run.num_wanted == 1 else chunks).append(run)
     draft.budget = prefill_budget(state, state.num_carried + len(decode))
-    if _is_enough(state, claims):
+    if _is_enough(state, len(decode), chunks):
         grant_decode(state, draft, decode)
-        claims = [run for run in claims if run.num_wanted > 1]
-    for run in sorted(claims, key=lambda run: state.policy.precedence(run.sequence)):
+        decode = []
+    for run in sorted(decode + chunks, key=lambda run: state.policy.precedence(run.sequence)):
         num_wanted = run.num_wanted
         if num_wanted > 1 and run.is_live:
             admit_waiting(state, draft, now, before=run)
@@ -38,12 +40,11 @@ def grant_claims(state: State, draft: Draft, now: int) -> None:
             draft.budget -= 0 if num_wanted == 1 else count
 
 
-def _is_enough(state: State, claims: list[Run]) -> bool:
+def _is_enough(state: State, num_decode: int, chunks: list[Run]) -> bool:
     """Whether there are blocks for all claims together, so that the order of the decode rows among them is nothing."""
-    most = len(claims)  # beyond whole blocks of chunks, each may begin one
-    for run in claims:
-        if run.num_wanted > 1:
-            most += state.pool.blocks_for(min(run.num_wanted, state.limits.chunk_size))
+    most = num_decode + len(chunks)  # beyond whole blocks of chunks, each may begin one
+    for run in chunks:
+        most += state.pool.blocks_for(min(run.num_wanted, state.limits.chunk_size))
     return most <= state.pool.num_free
 
 

@@ -50,7 +50,7 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
         draft.append_blocks(run, pool.allocate(num_needed))
     run.due = min(len(run.blocks) * pool.block_size, run.sequence.limit - 1)
     if run.last_sampled_step == state.last_step and run.last_sampled_step > 0:
-        state.promote(run)  # it sampled in the last step: the difference carries it
+        state.promote([run])  # it sampled in the last step: the difference carries it
     else:
         draft.add_row(run, count)
         if count > 1:
@@ -70,5 +70,6 @@ def grant_decode(state: State, draft: Draft, runs: list[Run]) -> None:
     if full:
         draft.append_block_each(full, state.pool.allocate(len(full)))
         for run in full:
-            run.due = min(run.planned + size, run.sequence.limit - 1)
-            state.promote(run)
+            end, last = run.planned + size, run.sequence.limit - 1
+            run.due = end if end < last else last
+        state.promote(full)

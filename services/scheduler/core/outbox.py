@@ -19,6 +19,8 @@ from services.wire.messages import (
     TokenBatch,
 )
 
+_ONE, _NONE = columns.pack([1]), columns.pack([0])  # a delta's count of tokens
+
 
 class Outbox:
     """`last_number` is the number of the last batch taken; the first is 1."""
@@ -51,7 +53,7 @@ class Outbox:
         assert self._deltas is None, "two steps in one TokenBatch"
         if runs or silent:
             keys = tuple([run.key for run in (runs + silent if silent else runs)])
-            counts = columns.pack([1] * len(runs) + [0] * len(silent))
+            counts = _ONE * len(runs) + _NONE * len(silent)
             self._deltas = Deltas(keys, counts, tokens.tobytes(), logprobs, prompts)
 
     def close(

@@ -48,10 +48,9 @@ def _follow_credit(state: State) -> None:
 
 
 def _hold_back(state: State, is_held: Callable[[Run], bool]) -> None:
-    for run in state.last_rows:
-        if run.is_carried and is_held(run):
-            state.demote(run)
-            state.claims[run] = None
+    held = [run for run in state.last_rows if run.is_carried and is_held(run)]
+    state.demote(held)
+    state.claims.update(dict.fromkeys(held))
 
 
 def _suspect(state: State) -> Sequence | None:
@@ -103,11 +102,13 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
     state.stopped.clear()
     state.last_step = draft.step
     state.tenants.serve_step()
+    due: list[Run] = []
     for run in rows:
         planned = run.planned + 1
         run.planned = planned
         if planned == run.due:
-            _come_due(state, run)
+            due.append(run)
+    _come_due(state, due)
     if draft.added:
         rows = rows + [run for run, _ in draft.added]
         for (run, _), samples in zip(draft.added, draft.samples, strict=True):
@@ -132,21 +133,22 @@ def _without_stopped(rows: list[Run], stopped: list[Run]) -> tuple[list[Run], li
     return rows, dropped
 
 
-def _come_due(state: State, run: Run) -> None:
-    """A carried run has filled its blocks, or will end with what is in flight."""
-    state.demote(run)
-    if run.is_exhausted:
-        state.await_end(run)
-    else:
-        state.claims[run] = None
-        state.unpublished.setdefault(run, run.planned)
+def _come_due(state: State, runs: list[Run]) -> None:
+    """Carried runs that have filled their blocks, or will end with what is in flight."""
+    state.demote(runs)
+    for run in runs:
+        if run.is_exhausted:
+            state.await_end(run)
+        else:
+            state.claims[run] = None
+            state.unpublished.setdefault(run, run.planned)
 
 
 def _carry_on(state: State, run: Run) -> None:
     """An added row has sampled: from now on it is carried, claims its next block, or waits for its end."""
     state.tenants.serve_token(run.sequence.tenant)
     if run.planned < run.due:
-        state.promote(run)
+        state.promote([run])
     elif run.is_exhausted:
         del state.claims[run]
         state.await_end(run)

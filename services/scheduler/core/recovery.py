@@ -86,8 +86,7 @@ def _forget_steps(state: State) -> None:
     """Nothing is in flight any more: nobody waits for late tokens, no step is a baseline, no operation is pending."""
     state.inflight.clear()
     state.pending_ops.clear()
-    for run in state.running:
-        state.demote(run)
+    state.demote([run for run in state.running if run.is_carried])
     state.last_rows = []
     state.stopped.clear()
     for sequence in state.waiting:

@@ -187,21 +187,24 @@ class State:
         table = columns.pack(run.blocks)
         self.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(run.blocks))), table))
 
-    def promote(self, run: Run) -> None:
-        """From now on the run goes on by itself, one future row a step."""
-        run.is_carried = True
-        self.num_carried += 1
-        run.sequence.tenant.num_carried += 1
-        del self.claims[run]
+    def promote(self, runs: list[Run]) -> None:
+        """From now on these runs go on by themselves, one future row a step."""
+        claims = self.claims
+        for run in runs:
+            run.is_carried = True
+            run.sequence.tenant.num_carried += 1
+            del claims[run]
+        self.num_carried += len(runs)
 
-    def demote(self, run: Run) -> None:
-        """The run no longer goes on by itself."""
-        if run.is_carried:
+    def demote(self, runs: list[Run]) -> None:
+        """These runs, all carried, no longer go on by themselves."""
+        last_step = self.last_step
+        for run in runs:
             run.is_carried = False
-            self.stopped.append(run)
-            run.last_sampled_step = run.last_planned_step = self.last_step
-            self.num_carried -= 1
+            run.last_sampled_step = run.last_planned_step = last_step
             run.sequence.tenant.num_carried -= 1
+        self.stopped += runs
+        self.num_carried -= len(runs)
 
     def note_full(self, run: Run) -> None:
         """The first block that is planned to its end and not confirmed is published later, if there is one."""
@@ -219,7 +222,8 @@ class State:
     def end_run(self, run: Run) -> None:
         """The one way off the executor: blocks and slot are free at once, since steps run first in, first out."""
         sequence = run.sequence
-        self.demote(run)
+        if run.is_carried:
+            self.demote([run])
         if run.copy is None:
             self.cache.leave(run)
         else:
