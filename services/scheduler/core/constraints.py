@@ -46,6 +46,7 @@ class Constraints:
             self._unasked[record] = None
         record.sequences[sequence] = None
         sequence.constraint = constraint
+        sequence.needs_history = True
 
     def leave(self, sequence: Sequence) -> None:
         """A sequence has ended."""

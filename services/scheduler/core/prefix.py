@@ -45,8 +45,9 @@ class PrefixCache:
         blocks: list[int] = []
         if not self._is_on or sequence.sampling.prompt_logprobs is not None:
             return blocks  # logprobs of the prompt need every position computed
-        for index in range((len(sequence.tokens) - 1) // self._block_size):
-            block = self._block_of.get(self._key(sequence, index))
+        num_full = (len(sequence.tokens) - 1) // self._block_size
+        for index, key in enumerate(self._keys(sequence, num_full)[:num_full]):
+            block = self._block_of.get(key)
             if block is None or self._content_of[block] != self._content(sequence, index):
                 break
             blocks.append(block)
@@ -56,30 +57,32 @@ class PrefixCache:
         """Whether the block after the hits is being computed for somebody else."""
         if not self._expected or num_hits >= (len(sequence.tokens) - 1) // self._block_size:
             return False
-        is_expected = self._key(sequence, num_hits) in self._expected
+        is_expected = self._keys(sequence, num_hits + 1)[num_hits] in self._expected
         self.is_awaited |= is_expected
         return is_expected
 
     def hash_known(self, sequence: Sequence) -> None:
         """Compute the keys of a sequence ahead of need."""
-        num_full = len(sequence.tokens) // self._block_size
-        if self._is_on and num_full:
-            self._key(sequence, num_full - 1)
+        if self._is_on:
+            self._keys(sequence, len(sequence.tokens) // self._block_size)
 
     def expect(self, run: Run) -> None:
         """A chunk of the run is planned: nobody else need compute its full blocks."""
         num_full = min(run.planned, len(run.tokens)) // self._block_size if self._is_on else 0
-        for index in range(run.num_expected, num_full):
-            key = self._key(run.sequence, index)
-            if key not in self._block_of:
-                self._expected.setdefault(key, run)
-        run.num_expected = max(run.num_expected, num_full)
+        if num_full > run.num_expected:
+            for key in self._keys(run.sequence, num_full)[run.num_expected : num_full]:
+                if key not in self._block_of:
+                    self._expected.setdefault(key, run)
+            run.num_expected = num_full
 
     def publish(self, run: Run) -> None:
         """The run's confirmed full blocks may be found; one whose key is there already stays the run's own."""
         num_full = run.confirmed // self._block_size if self._is_on and not run.is_tainted else 0
+        if num_full <= run.num_published:
+            return
+        keys = self._keys(run.sequence, num_full)
         for index in range(run.num_published, num_full):
-            key = self._key(run.sequence, index)
+            key = keys[index]
             if self._expected and self._expected.get(key) is run:
                 del self._expected[key]
             if key not in self._block_of:
@@ -87,13 +90,12 @@ class PrefixCache:
                 self._block_of[key] = block
                 self._content_of[block] = self._content(run.sequence, index)
                 self.pool.publish(block)
-        run.num_published = max(run.num_published, num_full)
+        run.num_published = num_full
 
     def leave(self, run: Run) -> None:
         """The run ends: what it has confirmed is published, what it was expected to compute is not any more."""
         self.publish(run)
-        for index in range(run.num_published, run.num_expected):
-            key = self._key(run.sequence, index)
+        for key in run.sequence.chain[run.num_published : run.num_expected]:
             if self._expected.get(key) is run:
                 del self._expected[key]
 
@@ -103,6 +105,7 @@ class PrefixCache:
         if sequence.run is not None:
             sequence.run.is_tainted = True
         num_full = len(sequence.tokens) // self._block_size if self._is_on else 0
+        self._keys(sequence, num_full)
         for index in range(num_full):
             content = self._content(sequence, index)
             block = self._block_of.get(content.key)
@@ -130,18 +133,18 @@ class PrefixCache:
         del self._block_of[self._content_of.pop(block).key]
 
     def _content(self, sequence: Sequence, index: int) -> Content:
-        """What a block with these known tokens holds."""
-        key = self._key(sequence, index)
-        parent = sequence.chain[index - 1] if index else sequence.cache_root
-        return Content(key, parent, self._tokens(sequence, index))
-
-    def _key(self, sequence: Sequence, index: int) -> bytes:
-        """The key of a full block of known tokens; those before it are computed on the way and kept."""
+        """What a block with these known tokens holds; its key is there."""
         chain = sequence.chain
-        while len(chain) <= index:
+        parent = chain[index - 1] if index else sequence.cache_root
+        return Content(chain[index], parent, self._tokens(sequence, index))
+
+    def _keys(self, sequence: Sequence, num_blocks: int) -> list[bytes]:
+        """The keys of at least so many full blocks of known tokens; those that are new are computed and kept."""
+        chain = sequence.chain
+        while len(chain) < num_blocks:
             parent = chain[-1] if chain else sequence.cache_root
             chain.append(blake2b(parent + self._tokens(sequence, len(chain)), digest_size=KEY_BYTES).digest())
-        return chain[index]
+        return chain
 
     def _tokens(self, sequence: Sequence, index: int) -> bytes:
         start = index * self._block_size

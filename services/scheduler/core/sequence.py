@@ -63,6 +63,7 @@ class Sequence:
         "late",
         "limit",
         "min_length",
+        "needs_history",
         "num_cached_tokens",
         "num_charged_tokens",
         "num_prompt_tokens",
@@ -92,6 +93,7 @@ class Sequence:
         self.num_prompt_tokens = len(tokens)
         self.sampling, self.stopping, self.output = asks
         self.constraint: Constraint | None = None  # what its output must be; see constraints.py
+        self.needs_history = self.sampling.needs_history  # a new slot must be told of all known tokens
         # Prompt tokens whose log-probabilities are told, or not wanted; the first has none.
         self.num_scored = len(tokens) if self.sampling.prompt_logprobs is None else 1
         self.stop_token_ids: frozenset[int] = frozenset()
@@ -123,10 +125,6 @@ class Sequence:
         """Whether nothing is left to be told of the prompt."""
         return self.num_scored >= self.num_prompt_tokens
 
-    @property
-    def needs_history(self) -> bool:
-        """Whether a new slot must be told of all known tokens."""
-        return self.sampling.needs_history or self.constraint is not None
 
 
 class Copy:

@@ -69,9 +69,8 @@ class Draft:
     def append_blocks(self, run: Run, blocks: list[int]) -> None:
         """Blocks join the run's table, in it and on the executor."""
         start = len(run.blocks)
-        for index in range(start, start + len(blocks)):
-            self._append_slots.append(run.slot)
-            self._append_starts.append(index)
+        self._append_slots += [run.slot] * len(blocks)
+        self._append_starts += range(start, start + len(blocks))
         run.blocks += blocks
         self._append_blocks += blocks
 
@@ -94,20 +93,20 @@ class Draft:
 
     def add_row(self, run: Run, count: int) -> None:
         """A row that is not carried: the next `count` tokens. Advances P; the row samples iff it reaches L + F."""
-        tokens = run.sequence.tokens
+        sequence = run.sequence
         position = run.planned
         samples = count == run.num_wanted
         is_future = count == 1 and run.last_sampled_step > 0
         if not is_future:
-            self._host_tokens.extend(tokens[position : position + count])
+            self._host_tokens.extend(run.tokens[position : position + count])
         self._positions.append(position)
         flags = _FUTURE if is_future else _SAMPLE if samples else 0
-        if not run.sequence.is_scored and position < run.sequence.num_prompt_tokens:
+        if position < sequence.num_prompt_tokens and not sequence.is_scored:
             flags |= RowFlag.PROMPT_LOGPROBS
-        if run.sequence.constraint is not None:
+        if sequence.constraint is not None:
             flags |= _MASKED
         self._flags.append(flags)
-        self.scored.append(min(position + count, run.sequence.num_prompt_tokens))
+        self.scored.append(min(position + count, sequence.num_prompt_tokens))
         self.added.append((run, count))
         self.samples.append(samples)
         run.planned = position + count

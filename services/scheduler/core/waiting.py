@@ -33,11 +33,14 @@ class WaitingQueue:
         stays is passed over. Ranks are read at each step, so serving one group lets another go first."""
         positions: dict[str, int] = {}
         while True:
-            heads = [members[i] for g, members in self._groups.items() if (i := positions.get(g, 0)) < len(members)]
+            heads = [
+                (members[i], group)
+                for group, members in self._groups.items()
+                if (i := positions.get(group, 0)) < len(members)
+            ]
             if not heads:
                 return
-            head = heads[0] if len(heads) == 1 else min(heads, key=self._policy.precedence)
-            group = self._policy.group(head)
+            head, group = heads[0] if len(heads) == 1 else min(heads, key=lambda each: self._policy.precedence(each[0]))
             yield head
             position = positions.get(group, 0)
             members = self._groups.get(group, [])
