@@ -8,7 +8,7 @@ those out that go before it.
 
 from collections.abc import Iterator
 
-from services.scheduler.core.granting import fit, grant, grant_decode, prefill_budget
+from services.scheduler.core.granting import fit, grant, grant_block_each, prefill_budget
 from services.scheduler.core.joining import admit_waiting
 from services.scheduler.core.sequence import Run
 from services.scheduler.core.state import State
@@ -16,7 +16,10 @@ from services.scheduler.core.step import Draft
 
 
 def grant_claims(state: State, draft: Draft, now: int) -> None:
-    """Serve the claims, and before each chunk the waiting that go before it."""
+    """Serve the claims, and before each chunk the waiting that go before it. Where there are blocks enough those that
+    have filled theirs get another, all at once, and go on by themselves; else each of them claims like the others."""
+    full = [run for run in state.full if run.is_carried]
+    state.full.clear()
     decode: list[Run] = []
     chunks: list[Run] = []
     is_any_silent = state.credits.is_any_silent
@@ -24,8 +27,14 @@ def grant_claims(state: State, draft: Draft, now: int) -> None:
         if not (is_any_silent and not state.has_credit(run.sequence)):
             (decode if run.num_wanted == 1 else chunks).append(run)
     draft.budget = prefill_budget(state, state.num_carried + len(decode))
-    if _is_enough(state, len(decode), chunks):
-        grant_decode(state, draft, decode)
+    if not _is_enough(state, len(full) + len(decode), chunks):
+        state.ask_again(full)
+        decode += full
+    else:
+        if full:
+            grant_block_each(state, draft, full)
+        for run in decode:
+            grant(state, draft, run, 1)
         decode = []
     for run in sorted(decode + chunks, key=lambda run: state.policy.precedence(run.sequence)):
         num_wanted = run.num_wanted

@@ -57,19 +57,10 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
             state.cache.expect(run)
 
 
-def grant_decode(state: State, draft: Draft, runs: list[Run]) -> None:
-    """One token for each, where there are blocks enough. Nearly all have just filled a block and sampled: those get
-    another each, all at once, and go on by themselves."""
+def grant_block_each(state: State, draft: Draft, runs: list[Run]) -> None:
+    """Another block for each carried run that has filled its own; there are enough."""
     size = state.pool.block_size
-    full: list[Run] = []
+    draft.append_block_each(runs, state.pool.allocate(len(runs)))
     for run in runs:
-        if run.planned == len(run.blocks) * size and 0 < run.last_sampled_step == state.last_step:
-            full.append(run)
-        else:
-            grant(state, draft, run, 1)
-    if full:
-        draft.append_block_each(full, state.pool.allocate(len(full)))
-        for run in full:
-            end, last = run.planned + size, run.sequence.limit - 1
-            run.due = end if end < last else last
-        state.promote(full)
+        end, last = run.planned + size, run.sequence.limit - 1
+        run.due = end if end < last else last

@@ -48,9 +48,7 @@ def _follow_credit(state: State) -> None:
 
 
 def _hold_back(state: State, is_held: Callable[[Run], bool]) -> None:
-    held = [run for run in state.last_rows if run.is_carried and is_held(run)]
-    state.demote(held)
-    state.claims.update(dict.fromkeys(held))
+    state.ask_again([run for run in state.last_rows if run.is_carried and is_held(run)])
 
 
 def _suspect(state: State) -> Sequence | None:
@@ -65,6 +63,8 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
     if suspect.late or any(run.sequence is not suspect for record in state.inflight for run in record.rows):
         return False
     _hold_back(state, lambda run: run.sequence is not suspect)
+    state.ask_again([run for run in state.full if run.is_carried])
+    state.full.clear()
     run = suspect.run
     if run is None:
         run = _bring_in(state, suspect, now)
@@ -135,13 +135,15 @@ def _without_stopped(rows: list[Run], stopped: list[Run]) -> tuple[list[Run], li
 
 def _come_due(state: State, runs: list[Run]) -> None:
     """Carried runs that have filled their blocks, or will end with what is in flight."""
-    state.demote(runs)
+    ending: list[Run] = []
     for run in runs:
         if run.is_exhausted:
+            ending.append(run)
             state.await_end(run)
         else:
-            state.claims[run] = None
+            state.full.append(run)
             state.unpublished.setdefault(run, run.planned)
+    state.demote(ending)
 
 
 def _carry_on(state: State, run: Run) -> None:

@@ -90,6 +90,7 @@ class State:
         self.running: dict[Run, None] = {}  # in order of admission
         self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
         self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
+        self.full: list[Run] = []  # carried when noted: they have filled their blocks and need one before their next row
         self.stopped: list[Run] = []  # of last_rows those that do not go on by themselves, unless they do again
         self.num_carried = 0  # of last_rows, those that go on by themselves
         self.num_ending = 0  # of running, those that take no row any more
@@ -205,6 +206,11 @@ class State:
             run.sequence.tenant.num_carried -= 1
         self.stopped += runs
         self.num_carried -= len(runs)
+
+    def ask_again(self, runs: list[Run]) -> None:
+        """These runs, all carried, claim their next row like those that have none."""
+        self.demote(runs)
+        self.claims.update(dict.fromkeys(runs))
 
     def note_full(self, run: Run) -> None:
         """The first block that is planned to its end and not confirmed is published later, if there is one."""
