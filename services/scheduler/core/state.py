@@ -90,7 +90,7 @@ class State:
         self.running: dict[Run, None] = {}  # in order of admission
         self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
         self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
-        self.full: list[Run] = []  # carried when noted: they have filled their blocks and need one before their next row
+        self.full: list[Run] = []  # carried ones that have filled their blocks: each needs one for its next row
         self.stopped: list[Run] = []  # of last_rows those that do not go on by themselves, unless they do again
         self.num_carried = 0  # of last_rows, those that go on by themselves
         self.num_ending = 0  # of running, those that take no row any more
