@@ -126,7 +126,6 @@ class Sequence:
         return self.num_scored >= self.num_prompt_tokens
 
 
-
 class Copy:
     """A copy ordered and not reported: its blocks on both sides belong to it. step: the one that orders it, whose
     launch is t_begun (nanoseconds).
