@@ -28,7 +28,7 @@ def grant_claims(state: State, draft: Draft, now: int) -> None:
             (decode if run.num_wanted == 1 else chunks).append(run)
     draft.budget = prefill_budget(state, state.num_carried + len(decode))
     if not _is_enough(state, len(full) + len(decode), chunks):
-        state.ask_again(full)
+        ask_again(state, full)
         decode += full
     else:
         if full:
@@ -47,6 +47,12 @@ def grant_claims(state: State, draft: Draft, now: int) -> None:
         if count > 0:
             grant(state, draft, run, count)
             draft.budget -= 0 if num_wanted == 1 else count
+
+
+def ask_again(state: State, runs: list[Run]) -> None:
+    """These runs, all carried, claim their next row like those that have none."""
+    state.demote(runs)
+    state.claims.update(dict.fromkeys(runs))
 
 
 def _is_enough(state: State, num_decode: int, chunks: list[Run]) -> bool:

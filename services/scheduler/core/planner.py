@@ -7,7 +7,7 @@ so a victim costs no undoing.
 
 from collections.abc import Callable
 
-from services.scheduler.core.claims import grant_claims
+from services.scheduler.core.claims import ask_again, grant_claims
 from services.scheduler.core.granting import fit, grant
 from services.scheduler.core.joining import admit_waiting
 from services.scheduler.core.sequence import Run, Sequence
@@ -48,7 +48,7 @@ def _follow_credit(state: State) -> None:
 
 
 def _hold_back(state: State, is_held: Callable[[Run], bool]) -> None:
-    state.ask_again([run for run in state.last_rows if run.is_carried and is_held(run)])
+    ask_again(state, [run for run in state.last_rows if run.is_carried and is_held(run)])
 
 
 def _suspect(state: State) -> Sequence | None:
@@ -63,7 +63,7 @@ def _plan_alone(state: State, draft: Draft, suspect: Sequence, now: int) -> bool
     if suspect.late or any(run.sequence is not suspect for record in state.inflight for run in record.rows):
         return False
     _hold_back(state, lambda run: run.sequence is not suspect)
-    state.ask_again([run for run in state.full if run.is_carried])
+    ask_again(state, [run for run in state.full if run.is_carried])
     state.full.clear()
     run = suspect.run
     if run is None:

@@ -207,11 +207,6 @@ class State:
         self.stopped += runs
         self.num_carried -= len(runs)
 
-    def ask_again(self, runs: list[Run]) -> None:
-        """These runs, all carried, claim their next row like those that have none."""
-        self.demote(runs)
-        self.claims.update(dict.fromkeys(runs))
-
     def note_full(self, run: Run) -> None:
         """The first block that is planned to its end and not confirmed is published later, if there is one."""
         end = (run.confirmed // self.pool.block_size + 1) * self.pool.block_size
