@@ -10,6 +10,7 @@ import numpy as np
 from services.executor.batch import F64, I64, Mask
 from services.executor.draws import MASK_64, MIN_TEMPERATURE, uniforms
 from services.executor.slots import read_column
+from services.wire import columns
 from services.wire.messages import SlotInit
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -38,10 +39,10 @@ def _banned(op: SlotInit, tokens: I64) -> list[int]:
     banned: list[int] = []
     if len(tokens) - op.num_prompt_tokens < op.sampling.min_tokens:
         banned.extend(read_column(op.sampling.stop_token_ids).tolist())
-    for word in map(read_column, op.sampling.bad_words):
-        start = len(tokens) - (len(word) - 1)
-        if start >= 0 and (tokens[start:] == word[:-1]).all():
-            banned.append(int(word[-1]))
+    said = columns.pack(tokens.tolist())
+    for word in op.sampling.bad_words:
+        if said.endswith(word[:-4]):
+            banned.extend(read_column(word[-4:]).tolist())
     return banned
 
 
