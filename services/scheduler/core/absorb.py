@@ -30,9 +30,10 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
     runs = record.samplers(frozenset([failure.row for failure in result.failed_rows]))
     assert len(tokens) == len(runs), f"step {result.step}: {len(tokens)} tokens for {len(runs)} sampled rows"
     for (run, count), samples in zip(record.added, record.samples, strict=True):
-        run.confirmed += count - samples  # the pass below confirms the last position of a sampled row
+        run.settled += count
+        run.has_told |= samples
     for run, count in record.copied:
-        run.confirmed += count
+        run.settled += count
     ended, num_wasted = _take_tokens(runs, tokens)
     delivered = runs
     if num_wasted:
@@ -58,21 +59,16 @@ def absorb_step(state: State, result: StepResult, now: int) -> None:
 def _take_tokens(runs: list[Run], tokens: "array[int]") -> tuple[list[tuple[Sequence, int]], int]:
     """The pass: who may have ended with which token, and how many rows nobody wants any more, whose sequence has ended.
 
-    A carried run is live and short of its limit, so the common row costs one test, one count and one append.
+    A carried run is live and short of its limit, so the common row costs two tests and one append.
     """
     ended: list[tuple[Sequence, int]] = []
     num_wasted = 0
     for run, token in zip(runs, tokens, strict=True):
-        if run.is_carried:
-            run.confirmed += 1
-        elif run.sequence.finish is not None:
-            num_wasted += 1
-            continue
-        else:
-            if run.is_live:
-                run.confirmed += 1
-            else:
-                run.sequence.late -= 1
+        if not run.is_carried:
+            if run.sequence.finish is not None:
+                num_wasted += 1
+                continue
+            run.sequence.late -= not run.is_live
             if len(run.tokens) + 1 == run.sequence.limit and token not in run.stop_token_ids:
                 ended.append((run.sequence, token))
         run.tokens.append(token)

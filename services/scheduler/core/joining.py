@@ -27,12 +27,13 @@ def admit_waiting(state: State, draft: Draft, now: int, before: Run | None = Non
     )
     precedence = state.policy.precedence
     may_displace = _may_displace(state)
+    is_any_silent = state.credits.is_any_silent
     for sequence in state.waiting.candidates():
         if draft.budget <= 0 or (before is not None and precedence(sequence) > precedence(before.sequence)):
             return
         if not (may_displace or state.has_place()):
             return
-        if not state.has_credit(sequence) or not state.constraints.is_ready(sequence):
+        if (is_any_silent and not state.has_credit(sequence)) or not state.constraints.is_ready(sequence):
             continue
         if sequence.late or (sequence.swapped is not None and not sequence.swapped.is_there):
             return  # its tokens in flight, or its copy, arrive first
@@ -86,7 +87,7 @@ def _start(state: State, draft: Draft, sequence: Sequence, head: Head, now: int)
     if num_shared:
         pool.share(head.blocks)
         draft.append_blocks(run, head.blocks)
-        run.planned = run.confirmed = num_shared * pool.block_size
+        run.planned = run.settled = num_shared * pool.block_size
         run.num_cached_blocks = run.num_published = run.num_expected = num_shared
     if run.planned < head.num_positions:
         draft.append_blocks(run, pool.allocate(1))
@@ -101,7 +102,8 @@ def _account(state: State, sequence: Sequence, head: Head) -> None:
         state.counters.num_cached_tokens += head.num_positions
         if state.limits.prefix_cache:
             state.counters.num_looked_up_tokens += sequence.num_prompt_tokens
-        state.tenants.serve_prompt(sequence, head.num_positions, CACHED_WEIGHT)
+        if head.num_positions:
+            state.tenants.serve_prompt(sequence, head.num_positions, CACHED_WEIGHT)
     else:
         sequence.num_cached_tokens = head.parent.sequence.num_cached_tokens
         state.counters.num_forks += 1

@@ -104,7 +104,7 @@ def _renew(state: State, sequence: Sequence) -> None:
     state.pending_ops.pop()  # the new epoch knows no slot, so there is nothing to retire
     run = state.start_run(sequence, state.free_slots.pop())
     run.blocks = blocks
-    run.planned = run.confirmed = old.confirmed
+    run.planned = run.settled = old.confirmed
     run.num_cached_blocks = old.num_cached_blocks
     run.num_published = run.num_expected = old.num_published
     state.tell_table(run)

@@ -165,15 +165,16 @@ class Run:
 
     is_live: it holds its slot and blocks. is_carried: it sampled in the last planned step and goes on in the next as
     one future row. is_ending: its last row is planned, so it takes none of any later step. `due`: the planned position
-    at which it needs attention, a block or the end.
+    at which it needs attention, a block or the end. settled: C until a token that this run sampled is acknowledged
+    (has_told); from then on all known tokens but the last are confirmed, and nobody need count.
     """
 
     __slots__ = (
         "blocks",
-        "confirmed",
         "copy",
         "due",
         "generation",
+        "has_told",
         "is_carried",
         "is_ending",
         "is_live",
@@ -186,6 +187,7 @@ class Run:
         "num_published",
         "planned",
         "sequence",
+        "settled",
         "slot",
         "stop_token_ids",
         "tokens",
@@ -200,7 +202,8 @@ class Run:
         self.generation = generation
         self.blocks: list[int] = []
         self.planned = 0
-        self.confirmed = 0
+        self.settled = 0
+        self.has_told = False
         self.due = 0
         self.copy: Copy | None = None  # a copy in that has not been reported; the run is not planned before
         self.is_live = True
@@ -212,6 +215,11 @@ class Run:
         self.num_cached_blocks = 0  # blocks it found, at the head of its table
         self.num_published = 0  # blocks whose publication is settled, the found ones included
         self.num_expected = 0  # blocks that are computed or being computed
+
+    @property
+    def confirmed(self) -> int:
+        """C: positions confirmed, while the run is live."""
+        return len(self.tokens) - 1 if self.has_told else self.settled
 
     @property
     def num_in_flight(self) -> int:

@@ -39,7 +39,7 @@ def find_head(state: State, sequence: Sequence) -> Head | None:
         return None
     found = state.cache.match(sequence)
     size = state.pool.block_size
-    head = Head(found, len(found) * size)
+    head = Head(found, len(found) * size) if found else NOTHING
     if parent is not None and sequence.num_prompt_tokens > head.num_positions:
         num_positions = sequence.num_prompt_tokens - 1
         head = Head(parent.blocks[: num_positions // size], num_positions, parent)

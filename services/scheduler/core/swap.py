@@ -29,7 +29,7 @@ def swap_in(state: State, sequence: Sequence, now: int) -> None:
     sequence.swapped = None
     run.blocks = state.pool.allocate(len(swapped.host_blocks))
     state.tell_table(run)
-    run.planned = run.confirmed = swapped.num_positions
+    run.planned = run.settled = swapped.num_positions
     del state.claims[run]
     copy = Copy(state.next_copy(), CopyDirection.IN, run.blocks, swapped.host_blocks)
     copy.run = run

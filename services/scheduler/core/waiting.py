@@ -32,20 +32,22 @@ class WaitingQueue:
         """Members in order. One that is taken out while it is looked at makes room for the next of its group; one that
         stays is passed over. Ranks are read at each step, so serving one group lets another go first."""
         positions: dict[str, int] = {}
-        while True:
-            heads = [
-                (members[i], group)
-                for group, members in self._groups.items()
-                if (i := positions.get(group, 0)) < len(members)
-            ]
-            if not heads:
-                return
-            head, group = heads[0] if len(heads) == 1 else min(heads, key=lambda each: self._policy.precedence(each[0]))
-            yield head
+        while (group := self._first(positions)) is not None:
             position = positions.get(group, 0)
+            head = self._groups[group][position]
+            yield head
             members = self._groups.get(group, [])
             if position < len(members) and members[position] is head:
                 positions[group] = position + 1
+
+    def _first(self, positions: dict[str, int]) -> str | None:
+        """The group whose next member goes before those of the others; None when all have been looked at."""
+        groups = self._groups
+        if len(groups) == 1:
+            ((group, members),) = groups.items()
+            return group if positions.get(group, 0) < len(members) else None
+        heads = [members[i] for group, members in groups.items() if (i := positions.get(group, 0)) < len(members)]
+        return self._policy.group(min(heads, key=self._policy.precedence)) if heads else None
 
     def add(self, sequence: Sequence) -> None:
         members = self._groups.setdefault(self._policy.group(sequence), [])
