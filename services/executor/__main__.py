@@ -69,9 +69,9 @@ def open_backend(settings: ServerSettings, grammars: Grammars) -> Backend:
         # OpenMP's threads wait for one another by spinning. This server's other processes need the same cores: a
         # spinning thread then holds up the one it waits for, and a step takes many times as long. Read at import.
         os.putenv("OMP_WAIT_POLICY", "PASSIVE")
-        from services.executor.torch_start import open_torch  # noqa: PLC0415
+        from services.executor.torch_start import open_model  # noqa: PLC0415
 
-        return open_torch(settings.executor, resolve(settings.model), settings.model.name, grammars)
+        return open_model(settings.executor, resolve(settings.model), settings.model.name, grammars)
     return open_simulated(settings.executor, settings.model.name)
 
 

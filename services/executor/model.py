@@ -85,3 +85,7 @@ class Llama(Generic[P]):
     def logits(self, hidden: Tensor) -> Tensor:
         """[rows, hidden] -> [rows, vocab], float32."""
         return self.head(hidden).float()
+
+    def logits_into(self, hidden: Tensor, out: Tensor) -> None:
+        """The same, to memory that was there before; rounded up on the way."""
+        out.copy_(self.head(hidden))

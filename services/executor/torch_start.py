@@ -1,13 +1,17 @@
-"""Building the torch backend: file -> weights -> KV pool, in this order, since the pool takes what is left."""
+"""Building the torch backend: file -> weights -> KV pool, in this order, since the pool takes what is left.
+
+On a GPU it is another backend of the same model; what that is made of is imported only then.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
 import torch
 
+from services.executor.backend import Backend
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity, count_blocks, count_host_blocks, free_memory
 from services.executor.checkpoint import Checkpoint, open_checkpoint
@@ -23,7 +27,7 @@ from services.executor.operations import ReferenceOperations
 from services.executor.placement import Placement
 from services.executor.runner import Model, TorchBackend
 from services.executor.weights import load_llama
-from services.runtime.settings import ExecutorSettings
+from services.runtime.settings import ExecutorSettings, SettingsError
 from services.wire.messages import ModelCard, RowFlag
 
 log = structlog.get_logger()
@@ -41,22 +45,65 @@ class Loaded:
     computes_in: str
 
 
+class Following(Backend, Protocol):
+    """A backend whose slots may have constraints."""
+
+    def follow(self, matchers: Matchers) -> None:
+        """Of these, from now on."""
+
+
+def open_model(settings: ExecutorSettings, path: Path, name: str = "", grammars: Grammars | None = None) -> Backend:
+    """Load a model and make room for its KV where the settings say; raises ModelFileError, SettingsError.
+
+    grammars: what slots may follow.
+    """
+    return (_open_on_gpu if on_gpu(settings) else open_torch)(settings, path, name, grammars)
+
+
 def open_torch(
     settings: ExecutorSettings, path: Path, name: str = "", grammars: Grammars | None = None
 ) -> TorchBackend[Any]:
-    """Load a model and make room for its KV; raises ModelFileError, SettingsError. grammars: what slots may follow."""
+    """The same on a CPU."""
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     checkpoint = open_checkpoint(path)
     loaded = _load(settings, checkpoint)
-    card = _card(settings, checkpoint, loaded, name)
-    capacity = _capacity(settings, card)
+    capacity = _capacity(settings, _card(settings, checkpoint, loaded, name), free_memory())
     backend = TorchBackend(loaded.model, capacity, KvCache(capacity, checkpoint.config.num_layers, loaded.blocks))
-    if grammars is not None:
-        backend.follow(Matchers(grammars, capacity.card, settings.mask_threads))
-    backend.run(_dummy_step(capacity.block_size))  # touches every weight and kernel once, which takes its time
+    _make_ready(settings, backend, grammars)
     log.info("model.loaded", path=str(path), computes_in=loaded.computes_in, num_blocks=capacity.num_blocks)
     return backend
+
+
+def _open_on_gpu(settings: ExecutorSettings, path: Path, name: str, grammars: Grammars | None) -> Backend:
+    from services.executor.cuda.gpu import CudaDevice  # noqa: PLC0415
+    from services.executor.cuda.opening import DTYPES, open_backend, open_operations  # noqa: PLC0415
+
+    device, dtype = CudaDevice(), DTYPES[settings.precision]
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    model = load_llama(checkpoint, open_operations(settings, device, dtype), Placement(device.target, dtype))
+    blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim, dtype)
+    loaded = Loaded(model, blocks, str(dtype).removeprefix("torch."))
+    capacity = _capacity(settings, _card(settings, checkpoint, loaded, name), device.free_bytes())
+    backend = open_backend(settings, model, capacity, blocks, device)
+    _make_ready(settings, backend, grammars)
+    log.info("model.loaded", path=str(path), computes_in=loaded.computes_in, num_blocks=capacity.num_blocks)
+    return backend
+
+
+def _make_ready(settings: ExecutorSettings, backend: Following, grammars: Grammars | None) -> None:
+    if grammars is not None:
+        backend.follow(Matchers(grammars, backend.capacity.card, settings.mask_threads))
+    backend.run(_dummy_step(backend.capacity.block_size))  # touches every weight and kernel once, which takes its time
+
+
+def on_gpu(settings: ExecutorSettings) -> bool:
+    """Whether steps are computed there; raises SettingsError where a GPU is asked for and none is seen."""
+    is_seen = settings.device != "cpu" and torch.cuda.is_available()
+    if settings.device == "cuda" and not is_seen:
+        raise SettingsError("executor.device: torch sees no GPU of CUDA")
+    return is_seen
 
 
 def _load(settings: ExecutorSettings, checkpoint: Checkpoint) -> Loaded:
@@ -93,7 +140,7 @@ def _card(settings: ExecutorSettings, checkpoint: Checkpoint, loaded: Loaded, na
     )
 
 
-def _capacity(settings: ExecutorSettings, card: ModelCard) -> Capacity:
-    num_blocks = count_blocks(settings, card.kv_bytes_per_token, card.context_length, free_memory())
+def _capacity(settings: ExecutorSettings, card: ModelCard, free_bytes: int) -> Capacity:
+    num_blocks = count_blocks(settings, card.kv_bytes_per_token, card.context_length, free_bytes)
     num_host_blocks = count_host_blocks(settings, card.kv_bytes_per_token)
     return Capacity(num_blocks, settings.block_size, settings.max_rows, card, num_host_blocks)

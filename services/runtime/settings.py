@@ -81,7 +81,11 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Device, memory and backend of the executor."""
 
     backend: Literal["torch", "simulated", "echo"] = "torch"  # what runs steps; the last two need no model
-    device: Literal["cpu"] = "cpu"  # where the torch backend computes
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where the torch backend computes; auto = a GPU if torch sees one
+    attention: Literal["auto", "flash3", "flash2", "varlen", "triton", "gather"] = (
+        "auto"  # cuda only: auto = the best that is installed; docs/gpu.md
+    )
+    graph_rows: Count = 256  # cuda only: rows of the largest decode step that is captured as a graph; 0 = none is
     precision: Literal["fast", "exact", "bfloat16", "float16"] = (
         "fast"  # native kernels, or plain torch in float32 (exact) or a smaller type: docs/kernels.md
     )

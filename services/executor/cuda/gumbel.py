@@ -12,12 +12,9 @@ import torch
 from torch import Tensor
 
 from services.executor.draws import MASK_64
-from services.wire.messages import Sampling
 
 # What is cut is as unlikely as a finite logit can be: infinities are for rows that have gone wrong.
 CUT = torch.finfo(torch.float32).min
-TOP_P_OFF = 2.0
-LEAST_TEMPERATURE = 1e-20  # below it no gap between two logits is bridged by noise, and quotients stay finite
 
 
 def _signed(constant: int) -> int:
@@ -54,12 +51,6 @@ def draw(logits: Tensor, temperatures: Tensor, bits: Tensor, out: Tensor) -> Non
     is_finite = torch.isfinite(logits).all(-1)
     out[0] = torch.where(is_finite, scores.argmax(-1), 0)
     out[1] = is_finite
-
-
-def limits_of(asks: Sampling, vocab_size: int) -> tuple[float, float, float, float]:
-    """One row of `limits` of cut()."""
-    top_k = asks.top_k if asks.top_k > 0 else vocab_size
-    return max(asks.temperature, LEAST_TEMPERATURE), top_k, asks.top_p if asks.top_p < 1 else TOP_P_OFF, asks.min_p
 
 
 def cut(logits: Tensor, rows: Tensor, limits: Tensor) -> None:

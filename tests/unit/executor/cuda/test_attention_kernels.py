@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from services.executor.cuda.plan import TILE, DevicePlan, count_splits, tiles_of
+from services.executor.cuda import gather_attention
+from services.executor.cuda.plan import TILE, DevicePlan, count_splits, long_rows_of, running_sums, tiles_of
 from services.executor.kv_cache import Pools
 from tests.unit.executor.test_attention import Case
 
@@ -28,10 +29,12 @@ def plan_of(case: Case, num_splits: int) -> DevicePlan:
     counts = np.diff(case.cu_seqlens_q)
     return DevicePlan(
         cu_seqlens_q=torch.from_numpy(case.cu_seqlens_q),
+        cu_seqlens_k=torch.from_numpy(running_sums(case.kv_lens)),
         kv_lens=torch.from_numpy(case.kv_lens),
         block_table=torch.from_numpy(case.block_table),
         decode_rows=torch.from_numpy(np.flatnonzero(counts == 1).astype(np.int32)),
         tiles=torch.from_numpy(tiles_of(counts.astype(np.int32))),
+        long_rows=long_rows_of(case.cu_seqlens_q, case.kv_lens),
         max_q=int(counts.max()),
         max_kv=int(case.kv_lens.max()),
         num_splits=num_splits,
@@ -58,6 +61,13 @@ def test_attention_sees_exactly_what_it_may(
 ) -> None:
     case = Case(ROWS[rows], heads, seed=len(rows), window=window)
     found = attention_kernels.attend(case.q, case.pools, plan_of(case, num_splits), window)
+    torch.testing.assert_close(found, case.expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "heads", "num_splits", "window"), CASES)
+def test_gathering_sees_the_same(rows: str, heads: tuple[int, int, int], num_splits: int, window: int) -> None:
+    case = Case(ROWS[rows], heads, seed=len(rows), window=window)
+    found = gather_attention.attend(case.q, case.pools, plan_of(case, num_splits), window)
     torch.testing.assert_close(found, case.expected, rtol=1e-4, atol=1e-5)
 
 

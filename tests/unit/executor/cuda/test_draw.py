@@ -9,7 +9,9 @@ from torch import Tensor
 
 from services.executor import reference
 from services.executor.cuda import gumbel
+from services.executor.cuda.asks import asks_of
 from services.executor.draws import draw_bits, mix
+from services.executor.sampling_state import SamplingState
 from services.wire.messages import Sampling
 from tests.unit.executor.rig import init
 
@@ -93,7 +95,13 @@ def test_what_is_cut_is_what_the_definition_cuts(seed: int) -> None:
     ]
     logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(seed)).mul_(3).round_(decimals=1)
     before, rows = logits.clone(), torch.tensor([0, 2, 3, 5])
-    gumbel.cut(logits, rows, torch.tensor([gumbel.limits_of(ask, vocab_size) for ask in asks]))
+    state = SamplingState(len(asks) + 1, 100)
+    for slot, ask in enumerate(asks, 1):
+        state.init(init(slot, sampling=ask))
+    slots = np.arange(1, len(asks) + 1, dtype=np.int32)
+    asked = asks_of(state.rows(slots, np.full(len(asks), 5, np.int32)), np.zeros(0, np.int64), vocab_size)
+    assert asked.cut_rows.tolist() == [0, 1, 2, 3] and not len(asked.host_rows)
+    gumbel.cut(logits, rows, torch.from_numpy(asked.limits))
     for row, ask in zip(rows.tolist(), asks, strict=True):
         indices, _ = reference.kept(init(1, sampling=ask), before[row].double().numpy())
         assert np.flatnonzero(logits[row] > gumbel.CUT).tolist() == sorted(indices.tolist())
