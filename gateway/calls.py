@@ -19,6 +19,8 @@ from services.wire import columns
 from services.wire.messages import FinishReason, Identity, Refused, TextBatch, TextDelta, TextEnd, TokenLogprobs
 from tandem.v1 import errors_pb2 as reasons
 
+Gap = tuple[float, int]  # when the text before came, and how many tokens this one has
+
 
 @dataclass(eq=False, slots=True)
 class Call:
@@ -36,7 +38,6 @@ class Call:
     writing_since: float | None = None
     prompt: Prompt | None = None  # once it is tokenized
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()  # of the first sequence, once it has its first token
-    num_received_tokens: int = 0
     ends: dict[int, TextEnd] = field(default_factory=dict)
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     abort: Callable[[CallError], Coroutine[None, None, None]] | None = None  # ends it although a write is stuck
@@ -45,6 +46,11 @@ class Call:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt; 0 while it is not tokenized."""
         return len(self.prompt.tokens) if self.prompt else 0
+
+    @property
+    def num_received_tokens(self) -> int:
+        """Output tokens of all sequences so far."""
+        return self.mailbox.num_received_tokens
 
     @property
     def needs_cancel(self) -> bool:
@@ -61,24 +67,22 @@ class Call:
         else:
             self.mailbox.end(end)
 
-    def receive(self, delta: TextDelta, now: float, gaps: Histogram) -> bool:
-        """Take in new text, and note the time since the text before it; False when the client has left too much unread.
+    def receive(self, delta: TextDelta, now: float, gaps: dict[Gap, int]) -> bool:
+        """Take in new text, and note when the text before it came; False when the client has left too much unread.
 
-        Tokens that come together share the time evenly. What comes for a call that is over reaches nobody and counts
-        for nothing.
+        What comes for a call that is over reaches nobody and counts for nothing.
         """
         if self.mailbox.is_over:
             return True
-        num_tokens = columns.length(delta.tokens)
-        if self.first_token is None:
-            self.first_token = now
         before = self.last_tokens[delta.index]
-        if before and num_tokens:
-            gaps.observe((now - before) / num_tokens, num_tokens)
+        if before:
+            gap = before, columns.length(delta.tokens)
+            gaps[gap] = gaps.get(gap, 0) + 1
+        elif self.first_token is None:
+            self.first_token = now
         self.last_tokens[delta.index] = now
         if delta.prompt_logprobs and delta.index == 0:
             self.prompt_logprobs = delta.prompt_logprobs
-        self.num_received_tokens += num_tokens
         return self.mailbox.put(delta)
 
 
@@ -133,17 +137,25 @@ class Calls:
     def deliver(self, batch: TextBatch, now: float) -> list[Call]:
         """Hand each delta and each end to its call; those of closed calls are dropped. Returns who reads too slowly."""
         slow = []
+        gaps: dict[Gap, int] = {}
         for delta in batch.deltas:
             call = self._open.get(delta.request)
             if call is None or call.identity.incarnation != delta.incarnation:
                 continue
-            if not call.receive(delta, now, self.gaps):
+            if not call.receive(delta, now, gaps):
                 slow.append(call)
+        self._observe(gaps, now)
         for end in batch.ends:
             call = self._open.get(end.request)
             if call is not None and call.identity.incarnation == end.incarnation:
                 call.end(end)
         return slow
+
+    def _observe(self, gaps: dict[Gap, int], now: float) -> None:
+        """Count the gaps before a batch, most of which are the same; tokens that come together share theirs evenly."""
+        for (before, num_tokens), times in gaps.items():
+            if num_tokens:
+                self.gaps.observe((now - before) / num_tokens, num_tokens * times)
 
     def refuse(self, refused: Refused) -> None:
         """The engine never took this call."""

@@ -18,26 +18,29 @@ from services.wire.messages import TextDelta, TextEnd, TokenLogprobs
 class Piece:
     """What is new of one sequence: text, tokens, and its end if it has ended."""
 
-    __slots__ = ("end", "index", "is_first", "logprobs", "num_tokens", "texts", "tokens")
+    __slots__ = ("deltas", "end", "index", "is_first", "num_tokens")
 
     def __init__(self, index: int, is_first: bool) -> None:
         self.index = index
         self.is_first = is_first
         self.num_tokens = 0
-        self.texts: list[str] = []
-        self.tokens: list[bytes] = []  # columns
-        self.logprobs: list[TokenLogprobs] = []
+        self.deltas: list[TextDelta] = []
         self.end: TextEnd | None = None
 
     @property
     def text(self) -> str:
         """The new text."""
-        return "".join(self.texts)
+        return "".join([delta.text for delta in self.deltas])
 
     @property
     def token_column(self) -> bytes:
         """The new token ids, one column."""
-        return b"".join(self.tokens)
+        return b"".join([delta.tokens for delta in self.deltas])
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """Of the new tokens, as far as they were asked for."""
+        return [token for delta in self.deltas for token in delta.logprobs]
 
 
 class Mailbox:
@@ -59,6 +62,8 @@ class Mailbox:
         "_waiter",
         "_waits_for_first",
         "error",
+        "is_over",
+        "num_received_tokens",
         "pace",
     )
 
@@ -70,39 +75,35 @@ class Mailbox:
         self._pieces: dict[int, Piece] = {}
         self._is_ripe = False  # whether what lies here may go
         self._started: set[int] = set()
+        self.num_received_tokens = 0  # so far
+        self.is_over = False  # whether nothing more will come: every sequence has ended, or the call has failed
         self.error: CallError | None = None  # what ends the call, once what lies here is taken
         self._waiter: asyncio.Future[None] | None = None
         self._waits_for_first = waits_for_first
         self.pace: Pace | None = None
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more will come: every sequence has ended, or the call has failed."""
-        return self._num_unended == 0 or self.error is not None
-
     def put(self, delta: TextDelta) -> bool:
         """Take in new text; False when more lies here now than the bound allows."""
         # The one path that every token takes: no call that it can do without.
-        if self._num_unended == 0 or self.error is not None:
+        if self.is_over:
             return True
         num_new = columns.length(delta.tokens)
-        pace = self.pace
-        piece = self._pieces.get(delta.index)
-        if piece is None or (pace is not None and pace.is_full(piece.num_tokens + num_new)):
+        pace, piece = self.pace, self._pieces.get(delta.index)
+        if piece is None or (
+            pace is not None and pace.max_tokens is not None and piece.num_tokens + num_new > pace.max_tokens
+        ):
             piece = self._new_piece(delta.index)
-        piece.texts.append(delta.text)
-        piece.tokens.append(delta.tokens)
-        if delta.logprobs:
-            piece.logprobs.extend(delta.logprobs)
+        piece.deltas.append(delta)
         piece.num_tokens += num_new
+        self.num_received_tokens += num_new
         self._num_tokens += num_new
         if self._max_tokens is None:
             return True
-        if not self._is_ripe:
-            self._is_ripe = pace is None or pace.is_due(self, piece.num_tokens)
         if self._waits_for_first:
             self._waits_for_first = delta.index != 0
-        if self._is_ripe:
+        if not self._is_ripe and (pace is None or pace.is_due(self, piece.num_tokens)):
+            self._is_ripe = True
+        if self._is_ripe and self._waiter is not None:
             self._wake()
         return self._num_tokens <= self._max_tokens
 
@@ -113,6 +114,7 @@ class Mailbox:
         piece = self._pieces.get(end.index) or self._new_piece(end.index)
         piece.end = end
         self._num_unended -= 1
+        self.is_over = self._num_unended == 0
         self._is_ripe = True
         if self._max_tokens is not None or self.is_over:
             self._wake()
@@ -120,7 +122,7 @@ class Mailbox:
     def fail(self, error: CallError) -> None:
         """Let the call end with an error, once what lies here is taken. The first error counts; none after the end."""
         if not self.is_over:
-            self.error = error
+            self.error, self.is_over = error, True
             if self._waits_for_first:
                 self.discard()  # it lacks its beginning, and nobody waits for that any more
             self._wake()
@@ -129,7 +131,7 @@ class Mailbox:
         """Let the call end with an error at once, and drop what lies here. The first error counts; none when all has
         been taken, the ends with it."""
         if self.error is None and (self._num_unended or self._pieces):
-            self.error = error
+            self.error, self.is_over = error, True
         self.discard()
         self._wake()
 

@@ -8,7 +8,6 @@ never held; nothing is held longer than max_delay_s, come what may.
 """
 
 import asyncio
-import heapq
 import math
 from collections.abc import Callable
 from typing import Protocol
@@ -34,17 +33,15 @@ class Pacer:
         self.number = 0  # batches so far
         self.hold = 1  # batches that one message gathers
         self._max_messages_per_s = max_messages_per_s
-        self._clock = clock
         self._then = clock()
         self._interval_s = 1.0
         self._width = 0.0
-        self._due: list[tuple[float, int, int, Holder]] = []
-        self._num_reminders = 0
-        self._timer: asyncio.TimerHandle | None = None
+        self._held: dict[float, list[Holder]] = {}  # who holds something since this batch, by how long it may
 
     def batch(self, now: float, num_streams: int) -> None:
         """A batch has come, with something for so many streams."""
         self.number += 1
+        self._held = {}
         gap_s, self._then = now - self._then, now
         if gap_s < PAUSE_S:
             self._interval_s += NEWEST * (gap_s - self._interval_s)
@@ -57,27 +54,18 @@ class Pacer:
         return int(delay_s / max(self._interval_s, 1e-6)) + 1
 
     def remind(self, holder: Holder, delay_s: float) -> None:
-        """See to it that what this holder holds from now on is sent when delay_s has passed."""
-        due = self._clock() + delay_s
-        self._num_reminders += 1
-        heapq.heappush(self._due, (due, self._num_reminders, self.number, holder))
-        if self._timer is None:
-            self._arm(delay_s)
-        elif self._due[0][1] == self._num_reminders:  # nobody is due before this one
-            self._timer.cancel()
-            self._arm(delay_s)
+        """See to it that what this holder holds since this batch is sent when delay_s has passed."""
+        held = self._held.get(delay_s)
+        if held is None:
+            # One timer for all of a batch that may wait equally long: it is set when the first of them begins to.
+            held = self._held[delay_s] = []
+            asyncio.get_running_loop().call_later(delay_s, _ripen, held, self.number)
+        held.append(holder)
 
-    def _arm(self, delay_s: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
 
-    def _ring(self) -> None:
-        self._timer = None
-        now = self._clock()
-        while self._due and self._due[0][0] <= now:
-            _, _, since, holder = heapq.heappop(self._due)
-            holder.ripen(since)
-        if self._due:
-            self._arm(self._due[0][0] - now)
+def _ripen(held: list[Holder], since: int) -> None:
+    for holder in held:
+        holder.ripen(since)
 
 
 class Pace:
@@ -86,19 +74,15 @@ class Pace:
     order: any number; calls of different orders send in different batches.
     """
 
-    __slots__ = ("_has_begun", "_max_delay_s", "_max_tokens", "_order", "_pacer", "since")
+    __slots__ = ("_has_begun", "_max_delay_s", "_order", "_pacer", "max_tokens", "since")
 
     def __init__(self, pacer: Pacer, order: int, max_tokens: int | None, max_delay_s: float | None) -> None:
         self._pacer = pacer
         self._order = order
         self._max_delay_s = pacer.max_delay_s if max_delay_s is None else min(max_delay_s, pacer.max_delay_s)
         self._has_begun = False
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens  # of a message
         self.since: int | None = None  # the batch since which something is held
-
-    def is_full(self, num_tokens: int) -> bool:
-        """Whether so many tokens are too many for one message."""
-        return self._max_tokens is not None and num_tokens > self._max_tokens
 
     def is_due(self, holder: Holder, num_tokens: int) -> bool:
         """Whether what lies in the holder, so many tokens of one sequence, is to be sent now that more has come."""
@@ -114,7 +98,7 @@ class Pace:
         if self.since is None:
             self.since = pacer.number
             pacer.remind(holder, self._max_delay_s)
-        if self._max_tokens is not None and num_tokens >= self._max_tokens:
+        if self.max_tokens is not None and num_tokens >= self.max_tokens:
             return True
         # Once in `hold` batches, whichever of them has this call's turn; turns move when `hold` does, and then a
         # message goes as soon as it has gathered that many.

@@ -35,7 +35,7 @@ class Shape(Protocol):
     """How one service words the replies of one call."""
 
     def chunk(self, call: Call, piece: Piece, last: Summary | None) -> Chunk:
-        """One message of a stream; `last` is there for the last one only."""
+        """One message of a stream, good until the next is asked for; `last` is there for the last one only."""
 
     def whole(self, call: Call, pieces: Sequence[Piece], total: Summary) -> Message:
         """The one message of a unary call."""
@@ -46,16 +46,19 @@ class Completions:
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
+        self._plain = inference_pb2.GenerateChunk()
         self._is_plain = not terms.shown.token_ids and terms.shown.num_logprobs is None
 
     def chunk(self, call: Call, piece: Piece, last: Summary | None) -> inference_pb2.GenerateChunk:
         """One message of StreamGenerate."""
-        text = _echo(call, piece) + piece.text if piece.is_first else piece.text
-        chunk = inference_pb2.GenerateChunk(
-            request_id=call.identity.request, index=piece.index, text=text, num_tokens=piece.num_tokens
-        )
-        if last is None and self._is_plain and not piece.is_first and piece.end is None:
-            return chunk  # most messages of most streams
+        if self._is_plain and last is None and not piece.is_first and piece.end is None:
+            # Most messages of most streams: one object, written out before the next one is asked for.
+            chunk = self._plain
+            chunk.request_id = call.identity.request
+            chunk.index, chunk.text, chunk.num_tokens = piece.index, piece.text, piece.num_tokens
+            return chunk
+        text = _echo(call, piece) + piece.text
+        chunk = inference_pb2.GenerateChunk(request_id=call.identity.request, index=piece.index, text=text)
         _fill_chunk(chunk, self._terms, call, piece)
         _conclude(chunk, self._terms, last)
         return chunk

@@ -54,7 +54,7 @@ async def _write_all(gateway: Gateway, call: Call, replies: Replies, context: Co
     while num_ended < call.n:
         for piece in await call.mailbox.take():
             call.writing_since = gateway.clock()
-            if is_stream and piece.tokens:
+            if is_stream and piece.deltas:
                 await context.write(replies.chunk(piece))
             if piece.end is not None:
                 num_ended += 1

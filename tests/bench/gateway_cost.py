@@ -1,62 +1,78 @@
 """What a streamed token costs the gateway, in processor time of its own, and how much later it arrives for it.
 
-A whole server on the simulated backend, once at 20 ms a step and once as fast as it can; one process of clients reads
-1 to 256 streams. Tokens and messages are counted at the client, processor time is the gateway process's alone. `each`
-is a server that holds nothing back: one message a token as long as it keeps up.
+A whole server on the simulated backend, once at 20 ms a step and once as fast as it can; a reader that costs next to
+nothing (stream_reader.py) takes 1 to 256 streams. Tokens and messages are counted there, processor time is the gateway
+process's alone. `each` is a server that holds nothing back: one message a token as long as it keeps up.
 
-Added delay, where steps are long enough to be told apart: one more stream asks for no delay at all and so shows when
-each step's tokens left; every other token is held against that. First token: what a client waits beyond the engine's
-own clock (queue and prefill).
+Floor, where steps are 20 ms long: what the same messages at the same pace cost the library alone (bare_stream.py), by
+turns with the gateway's own. Added delay: one more stream asks for no delay at all and so shows when each step's tokens
+left; every other token is held against that. First token: what a client waits beyond the engine's own clock (queue and
+prefill).
 """
 
 import asyncio
 import bisect
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import psutil
 
 from tandem.v1 import common_pb2, inference_pb2
+from tests.bench import bare_stream
+from tests.bench.stream_reader import Message, StreamReader
 from tests.e2e.processes import server
 
 STREAMS = (1, 16, 64, 256)
-WARM_UP_S = 2.0
-WINDOW_S = 5.0
+ROUNDS = 2
+WARM_UP_S = 1.5
+WINDOW_S = 3.0
 NUM_FIRST_TOKENS = 50
 LONG = 8000
 PROBE_LEAD_S = 0.3
 MOST_STEPS_OFF = 4
 PACES_US = {"20_ms_steps": 20_000.0, "fast_steps": 0.0}
+PATH = "/tandem.v1.InferenceService/StreamGenerate"
 
 
-@dataclass
-class Heard:
-    """One stream's messages as bytes, with their times of arrival."""
+@dataclass(frozen=True)
+class Window:
+    """What was seen while one server was watched."""
 
-    messages: list[tuple[float, bytes]] = field(default_factory=list)
+    streams: Mapping[int, Sequence[Message]]  # from the beginning of each stream
+    begin: float
+    end: float
+    cpu_s: float
 
-    def arrivals(self) -> list[float]:
-        """When each token arrived."""
-        tokens = []
-        for at, raw in self.messages:
-            tokens += [at] * inference_pb2.GenerateChunk.FromString(raw).num_tokens
-        return tokens
+    @property
+    def num_messages(self) -> int:
+        """Inside the window."""
+        return sum(self.begin <= at < self.end for stream in self.streams.values() for at, _ in stream)
+
+    def arrivals(self) -> list[list[float]]:
+        """When each token arrived, by stream, in the order in which the streams were opened."""
+        return [
+            [at for at, raw in stream for _ in range(inference_pb2.GenerateChunk.FromString(raw).num_tokens)]
+            for _, stream in sorted(self.streams.items())
+        ]
 
 
 def run() -> dict[str, object]:
     """Figures by pace, way of sending and number of streams."""
     return {
-        f"{pace}_{way}": asyncio.run(_measured(step_us, coalesce_ms))
+        f"{pace}_{way}": _measured(step_us, coalesce_ms)
         for pace, step_us in PACES_US.items()
         for way, coalesce_ms in (("merged", None), ("each", 0.0))
     }
 
 
-async def _measured(step_us: float, coalesce_ms: float | None) -> dict[str, object]:
+def _measured(step_us: float, coalesce_ms: float | None) -> dict[str, object]:
     gateway: dict[str, Any] = {"listen": "127.0.0.1:0", "drain_s": 0.5}
     if coalesce_ms is not None:
         gateway["coalesce_ms"] = coalesce_ms
@@ -73,48 +89,77 @@ async def _measured(step_us: float, coalesce_ms: float | None) -> dict[str, obje
         "links": {"death_s": 30.0},
     }
     with server(settings, "--log-level", "warning") as process:
-        address = await asyncio.to_thread(process.wait_ready)
+        address = process.wait_ready()
         pid = process.services()["gateway"].pid
-        figures: dict[str, object] = {}
-        async with grpc.aio.insecure_channel(address) as channel:
-            if step_us:
-                figures |= await _first_token(channel)
-            for num_streams in STREAMS:
-                figures[str(num_streams)] = await _streams(channel, psutil.Process(pid), num_streams, bool(step_us))
-        await asyncio.to_thread(process.stop)
+        figures: dict[str, object] = asyncio.run(_first_token(address)) if step_us else {}
+        for num_streams in STREAMS:
+            figures[str(num_streams)] = _streams(address, pid, num_streams, step_us * 1e-6)
+        process.stop()
     return figures
 
 
-async def _streams(channel: grpc.aio.Channel, gateway: psutil.Process, count: int, is_paced: bool) -> dict[str, float]:
-    heard = [Heard() for _ in range(count)]
-    probe = Heard()
-    readers = [asyncio.create_task(_read(channel, count, probe, max_delay_ms=0))]
-    await asyncio.sleep(PROBE_LEAD_S)
-    readers += [asyncio.create_task(_read(channel, number, each)) for number, each in enumerate(heard)]
-    await asyncio.sleep(WARM_UP_S)
-    begin, cpu_begin = time.monotonic(), _cpu(gateway)
-    await asyncio.sleep(WINDOW_S)
-    end, cpu_end = time.monotonic(), _cpu(gateway)
-    for reader in readers:
-        reader.cancel()
-    await asyncio.gather(*readers, return_exceptions=True)
-    messages = [at for each in (*heard, probe) for at, _ in each.messages if begin <= at < end]
-    arrivals = [each.arrivals() for each in heard]
-    steps = probe.arrivals()
-    tokens = [at for each in (*arrivals, steps) for at in each if begin <= at < end]
-    cpu_s = cpu_end - cpu_begin
-    figures = {
-        "tokens_per_s": round(len(tokens) / (end - begin)),
-        "tokens_per_message": round(len(tokens) / len(messages), 2),
-        "us_per_message": round(cpu_s / len(messages) * 1e6, 1),
-        "tokens_per_cpu_s": round(len(tokens) / cpu_s),
-        "cpu_share": round(cpu_s / (end - begin), 3),
+def _streams(address: str, pid: int, count: int, step_s: float) -> dict[str, float]:
+    requests = [_request(0, LONG, max_delay_ms=0), *(_request(number, LONG) for number in range(count))]
+    windows = [_window(address, pid, PATH, requests)]
+    tokens = sum(windows[0].begin <= at < windows[0].end for stream in windows[0].arrivals() for at in stream)
+    floors = []
+    if step_s:
+        # As many messages a step as the gateway sent.
+        with _bare_server(step_s, max(round(tokens / windows[0].num_messages), 1)) as (bare_address, bare_pid):
+            for _ in range(ROUNDS - 1):
+                floors.append(_window(bare_address, bare_pid, bare_stream.PATH, [b""] * (count + 1)))
+                windows.append(_window(address, pid, PATH, requests))
+            floors.append(_window(bare_address, bare_pid, bare_stream.PATH, [b""] * (count + 1)))
+    return _figures(windows) | (_beside_floor(windows, floors) if floors else {})
+
+
+def _window(address: str, pid: int, path: str, requests: Sequence[bytes]) -> Window:
+    """Watch a server with so many streams for a while; the first is opened before the others."""
+    process = psutil.Process(pid)
+    reader = StreamReader(address, path)
+    reader.open(requests[:1])
+    reader.read(PROBE_LEAD_S)
+    reader.open(requests[1:])
+    reader.read(WARM_UP_S)
+    begin, cpu_begin = time.monotonic(), _cpu(process)
+    reader.read(WINDOW_S)
+    end, cpu_end = time.monotonic(), _cpu(process)
+    return Window(reader.close(), begin, end, cpu_end - cpu_begin)
+
+
+def _figures(windows: Sequence[Window]) -> dict[str, float]:
+    arrivals = [window.arrivals() for window in windows]
+    num_tokens = sum(
+        window.begin <= at < window.end
+        for window, streams in zip(windows, arrivals, strict=True)
+        for stream in streams
+        for at in stream
+    )
+    num_messages = sum(window.num_messages for window in windows)
+    seconds = sum(window.end - window.begin for window in windows)
+    cpu_s = sum(window.cpu_s for window in windows)
+    return {
+        "tokens_per_s": round(num_tokens / seconds),
+        "tokens_per_message": round(num_tokens / num_messages, 2),
+        "us_per_message": round(cpu_s / num_messages * 1e6, 1),
+        "tokens_per_cpu_s": round(num_tokens / cpu_s),
+        "cpu_share": round(cpu_s / seconds, 3),
     }
-    if is_paced:
-        late = [delay for each in arrivals if each for delay in _delays(each, steps, begin)]
-        figures["added_delay_ms_p50"] = round(statistics.median(late) * 1000, 2)
-        figures["added_delay_ms_p99"] = round(statistics.quantiles(late, n=100)[98] * 1000, 2)
-    return figures
+
+
+def _beside_floor(windows: Sequence[Window], floors: Sequence[Window]) -> dict[str, float]:
+    cost = sum(window.cpu_s for window in windows) / sum(window.num_messages for window in windows)
+    floor = sum(window.cpu_s for window in floors) / sum(window.num_messages for window in floors)
+    late: list[float] = []
+    for window in windows:
+        probe, *others = window.arrivals()
+        late += [delay for stream in others for delay in _delays(stream, probe, window.begin)]
+    return {
+        "floor_us_per_message": round(floor * 1e6, 1),
+        "over_floor": round(cost / floor, 2),
+        "added_delay_ms_p50": round(statistics.median(late) * 1000, 2),
+        "added_delay_ms_p99": round(statistics.quantiles(late, n=100)[98] * 1000, 2),
+    }
 
 
 def _delays(arrivals: list[float], probe: list[float], since: float) -> list[float]:
@@ -137,33 +182,35 @@ def _delays(arrivals: list[float], probe: list[float], since: float) -> list[flo
     return min(tries)[1]
 
 
-async def _read(channel: grpc.aio.Channel, number: int, heard: Heard, max_delay_ms: int | None = None) -> None:
-    call = _open(channel, _request(number, LONG, max_delay_ms))
-    while (raw := await call.read()) is not grpc.aio.EOF:
-        heard.messages.append((time.monotonic(), raw))
+@contextmanager
+def _bare_server(step_s: float, gathered: int) -> Iterator[tuple[str, int]]:
+    """The address and the process of the library alone."""
+    command = [sys.executable, "-m", bare_stream.__name__, str(step_s), str(gathered)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process.pid
+        finally:
+            process.kill()
 
 
-def _open(channel: grpc.aio.Channel, request: bytes) -> Any:
-    """A stream of bytes, as they come."""
-    method: Any = channel.unary_stream("/tandem.v1.InferenceService/StreamGenerate")
-    return method(request)
-
-
-async def _first_token(channel: grpc.aio.Channel) -> dict[str, float]:
+async def _first_token(address: str) -> dict[str, float]:
     """Milliseconds beyond the engine's own clock, medians of calls one after another: for the client, and as far as
     the server saw it (from the arrival of the call to its first token in the gateway)."""
     beyond, within = [], []
-    for number in range(NUM_FIRST_TOKENS):
-        call = _open(channel, _request(number, 2))
-        begin = time.monotonic()
-        await call.read()
-        waited_ms = (time.monotonic() - begin) * 1000
-        last = b""
-        while (raw := await call.read()) is not grpc.aio.EOF:
-            last = raw
-        timings = inference_pb2.GenerateChunk.FromString(last).timings
-        beyond.append(waited_ms - timings.queue_ms - timings.prefill_ms)
-        within.append(timings.ttft_ms - timings.queue_ms - timings.prefill_ms)
+    async with grpc.aio.insecure_channel(address) as channel:
+        method: Any = channel.unary_stream(PATH)
+        for number in range(NUM_FIRST_TOKENS):
+            begin = time.monotonic()
+            call = method(_request(number, 2))
+            await call.read()
+            waited_ms = (time.monotonic() - begin) * 1000
+            last = b""
+            while (raw := await call.read()) is not grpc.aio.EOF:
+                last = raw
+            timings = inference_pb2.GenerateChunk.FromString(last).timings
+            beyond.append(waited_ms - timings.queue_ms - timings.prefill_ms)
+            within.append(timings.ttft_ms - timings.queue_ms - timings.prefill_ms)
     return {
         "first_token_overhead_ms_p50": round(statistics.median(beyond), 3),
         "first_token_overhead_server_ms_p50": round(statistics.median(within), 3),
