@@ -34,7 +34,7 @@ async def serve(step_s: float, gathered: int) -> None:
 
     server = grpc.aio.server()
     service, method = PATH.strip("/").split("/")
-    handler = grpc.unary_stream_rpc_method_handler(stream)
+    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_stream_rpc_method_handler(stream)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -4,10 +4,10 @@ A whole server on the simulated backend, once at 20 ms a step and once as fast a
 nothing (stream_reader.py) takes 1 to 256 streams. Tokens and messages are counted there, processor time is the gateway
 process's alone. `each` is a server that holds nothing back: one message a token as long as it keeps up.
 
-Floor, where steps are 20 ms long: what the same messages at the same pace cost the library alone (bare_stream.py), by
-turns with the gateway's own. Added delay: one more stream asks for no delay at all and so shows when each step's tokens
-left; every other token is held against that. First token: what a client waits beyond the engine's own clock (queue and
-prefill).
+Floor, where steps are 20 ms long: what the same messages at the same pace cost the library alone (bare_stream.py) on a
+machine that is as busy: the engine does the same work beside it, for calls that are answered once. Added delay: one
+more stream asks for no delay at all and so shows when each step's tokens left; every other token is held against that.
+First token: what a client waits beyond the engine's own clock (queue and prefill).
 """
 
 import asyncio
@@ -39,6 +39,7 @@ PROBE_LEAD_S = 0.3
 MOST_STEPS_OFF = 4
 PACES_US = {"20_ms_steps": 20_000.0, "fast_steps": 0.0}
 PATH = "/tandem.v1.InferenceService/StreamGenerate"
+UNARY_PATH = "/tandem.v1.InferenceService/Generate"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,9 @@ def _measured(step_us: float, coalesce_ms: float | None) -> dict[str, object]:
     with server(settings, "--log-level", "warning") as process:
         address = process.wait_ready()
         pid = process.services()["gateway"].pid
-        figures: dict[str, object] = asyncio.run(_first_token(address)) if step_us else {}
+        figures: dict[str, object] = {}
+        if step_us:
+            figures |= asyncio.run(_first_token(address))
         for num_streams in STREAMS:
             figures[str(num_streams)] = _streams(address, pid, num_streams, step_us * 1e-6)
         process.stop()
@@ -106,10 +109,13 @@ def _streams(address: str, pid: int, count: int, step_s: float) -> dict[str, flo
     if step_s:
         # As many messages a step as the gateway sent.
         with _bare_server(step_s, max(round(tokens / windows[0].num_messages), 1)) as (bare_address, bare_pid):
-            for _ in range(ROUNDS - 1):
+            for _ in range(ROUNDS):
+                # The engine at the same work, for calls that are answered once.
+                busy = StreamReader(address, UNARY_PATH)
+                busy.open(requests)
                 floors.append(_window(bare_address, bare_pid, bare_stream.PATH, [b""] * (count + 1)))
-                windows.append(_window(address, pid, PATH, requests))
-            floors.append(_window(bare_address, bare_pid, bare_stream.PATH, [b""] * (count + 1)))
+                busy.close()
+            windows += [_window(address, pid, PATH, requests) for _ in range(ROUNDS - 1)]
     return _figures(windows) | (_beside_floor(windows, floors) if floors else {})
 
 
