@@ -106,6 +106,19 @@ async def test_several_sequences_end_one_by_one_and_the_call_after_the_last(fron
     assert await stream.read() is grpc.aio.EOF
 
 
+async def test_nothing_of_one_message_shows_in_the_next(front: Front) -> None:
+    stream = front.stream_generate(request_id="mine", sampling=common.Sampling(n=2))
+    submit = await front.engine.submit()
+    said = [(0, "a", [1]), (1, "b", [2]), (1, "cd", [3, 4]), (0, "", [5]), (1, "e", [6])]
+    for index, text, tokens in said:
+        front.engine.say(submit, text, tokens, index=index)
+        expected = pb.GenerateChunk(request_id="mine", index=index, text=text, num_tokens=len(tokens))
+        assert await read(stream) == expected
+    for index in (0, 1):
+        front.engine.end(submit, index=index)
+        assert (await read(stream)).text == ""
+
+
 async def test_unary_lists_its_sequences_by_index(front: Front) -> None:
     call = front.generate(sampling=common.Sampling(n=2))
     submit = await front.engine.submit()
