@@ -213,12 +213,14 @@ class Rig:
     # events
 
     def submit(self, submit: Submit) -> Refused | None:
+        identity = submit.identity
+        key = SequenceKey(identity.gateway, identity.request, identity.incarnation, 0)
         if submit.sampling.prompt_logprobs is not None:
-            identity = submit.identity
-            key = SequenceKey(identity.gateway, identity.request, identity.incarnation, 0)
             self.unscored[key] = deque(columns.unpack(submit.prompt_tokens)[1:])
         refused = self.scheduler.submit(submit, self.now)
         self._after()
+        if refused is not None:
+            self.unscored.pop(key, None)  # it was never opened, and another may come under its name
         return refused
 
     def cancel(self, identity: Identity) -> None:
