@@ -7,6 +7,7 @@ that are strictly likelier, so equal ones share a rank.
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from services.executor.batch import I32, I64
@@ -28,7 +29,8 @@ class Report:
 def report(logits: Tensor, chosen: Tensor, rows: I64, wanted: I32) -> Report:
     """logits [n, vocab], chosen [n]; rows: what each of the n is called; wanted: k of each, at least 0."""
     most = min(int(wanted.max()), logits.shape[1])
-    normalizer = logits.logsumexp(-1, keepdim=True)
+    # Row by row: how torch splits a sum over its threads depends on how many rows there are, and shows in last bits.
+    normalizer = torch.stack([row.logsumexp(0, keepdim=True) for row in logits])
     own = logits.gather(1, chosen[:, None])
     own_rank = 1 + (logits > own).sum(-1, keepdim=True)
     best, best_ids = Ranking(logits).top(np.arange(len(logits)), np.full(len(logits), most, np.int64))

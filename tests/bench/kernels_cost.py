@@ -1,8 +1,9 @@
 """How near the native kernels come to what the machine can do: the memory's bandwidth, and oneDNN's products.
 
-`bandwidth` is measured first, by reading what no cache holds on every core. `decode` is the forward pass and the logits
-of the default model, a token a row; its share at one row is the time that reading the weights once must take, of the
-time the step took. `attention` is 64 rows with 600 positions each, as its KV in every layer is read once. `linears`
+`bandwidth` is measured by reading what no cache holds on every core. `decode` is the forward pass and the logits of the
+default model, a token a row; its share at one row is the time that reading the weights once must take, of the time the
+step took. `attention` is 64 rows with 600 positions each, as its KV in every layer is read once. Shares are medians of
+turns, a reading of memory and a step each: on a shared machine bandwidth is another one minute later. `linears`
 compares each product of a layer and the head with oneDNN's packed float32 product of the same shape.
 """
 
@@ -60,11 +61,27 @@ def median_s(act: Callable[[], object], num_runs: int = NUM_RUNS) -> float:
     return statistics.median(times[2:])
 
 
-def bandwidth() -> float:
-    """GB/s of reading, the best of some runs on every core."""
-    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    fastest = READ_BYTES / 1e9 / min(median_s(memory.sum, 1) for _ in range(5))
-    return round(fastest, 1)
+def timed_s(act: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    act()
+    return time.perf_counter() - begun
+
+
+class Memory:
+    """What no cache holds."""
+
+    def __init__(self) -> None:
+        self._words = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+
+    def bandwidth(self) -> float:
+        """GB/s of reading on every core."""
+        return round(READ_BYTES / 1e9 / median_s(self._words.sum), 1)
+
+    def share(self, num_bytes: int, act: Callable[[], object]) -> float:
+        """The time that reading so many bytes takes, of the time of act, which reads them; the median of turns."""
+        act()
+        shares = [timed_s(self._words.sum) * num_bytes / READ_BYTES / timed_s(act) for _ in range(NUM_RUNS)]
+        return round(statistics.median(shares), 2)
 
 
 def open_engine(kv_type: KvType = KvType.FLOAT16) -> Engine:
@@ -93,8 +110,8 @@ def batch_of(num_rows: int, count: int, context: int) -> StepBatch:
     return pack(rows, tables, BLOCK_SIZE, step=1, received_ns=0)
 
 
-def step_s(engine: Engine, num_rows: int, count: int, context: int) -> float:
-    """Seconds of a forward pass and the logits of each row's last token."""
+def step_of(engine: Engine, num_rows: int, count: int, context: int) -> Callable[[], object]:
+    """A forward pass and the logits of each row's last token."""
     batch = batch_of(num_rows, count, context)
     plan = engine.model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
     token_ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
@@ -104,11 +121,11 @@ def step_s(engine: Engine, num_rows: int, count: int, context: int) -> float:
     def act() -> None:
         engine.model.logits(engine.model.forward(inputs, engine.kv).index_select(0, last))
 
-    return median_s(act)
+    return act
 
 
-def attention_s(engine: Engine) -> float:
-    """Seconds of attention in every layer."""
+def attention_of(engine: Engine) -> Callable[[], object]:
+    """Attention in every layer."""
     batch = batch_of(ATTENTION_ROWS, 1, ATTENTION_CONTEXT)
     shape = engine.shape
     qkv = torch.randn(ATTENTION_ROWS, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -129,7 +146,7 @@ def attention_s(engine: Engine) -> float:
         for layer in pools:
             engine.kernels.attend(shape, step, qkv.data_ptr(), layer, 0, out.data_ptr())
 
-    return median_s(act)
+    return act
 
 
 def compare_linear(kernels: Kernels, weight: PackedWeight) -> dict[str, dict[str, float]]:
@@ -159,26 +176,25 @@ def compare_linear(kernels: Kernels, weight: PackedWeight) -> dict[str, dict[str
 def run() -> dict[str, object]:
     """All figures; shares and ratios above 1 are possible where a cache helps."""
     engine = open_engine()
-    gigabytes_s = bandwidth()
+    memory = Memory()
     weights = engine.model.weights
     layers = [
         packed for layer in weights.layers for packed in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)
     ]
     weight_bytes = sum(len(packed.memory) for packed in [*layers, weights.head])
-    decode = {str(rows): round(step_s(engine, rows, 1, 200) * 1e3, 2) for rows in (1, 2, 4, 8, 16, 32, 64)}
+    decode = {str(rows): round(median_s(step_of(engine, rows, 1, 200)) * 1e3, 2) for rows in (1, 2, 4, 8, 16, 32, 64)}
     kv_bytes = ATTENTION_ROWS * ATTENTION_CONTEXT * engine.config.num_layers * kv_blocks(engine.shape).num_bytes
-    attention = attention_s(engine)
     first = weights.layers[0]
     linears = {"qkv": first.qkv, "attention_out": first.attention_out, "gate_up": first.gate_up, "down": first.down}
     return {
         "variant": engine.kernels.name.decode(),
         "threads": torch.get_num_threads(),
-        "bandwidth_gb_s": gigabytes_s,
+        "bandwidth_gb_s": memory.bandwidth(),
         "load_s": round(engine.load_s, 2),
         "decode_ms": decode,
-        "decode_share_of_bandwidth": round(weight_bytes / 1e9 / gigabytes_s / (decode["1"] / 1e3), 2),
-        "attention_share_of_bandwidth": round(kv_bytes / BLOCK_SIZE / 1e9 / gigabytes_s / attention, 2),
-        "prefill_512_tokens_s": round(512 / step_s(engine, 1, 512, 512)),
+        "decode_share_of_bandwidth": memory.share(weight_bytes, step_of(engine, 1, 1, 200)),
+        "attention_share_of_bandwidth": memory.share(kv_bytes // BLOCK_SIZE, attention_of(engine)),
+        "prefill_512_tokens_s": round(512 / median_s(step_of(engine, 1, 512, 512))),
         "linears": {
             name: compare_linear(engine.kernels, weight) for name, weight in {**linears, "head": weights.head}.items()
         },

@@ -1,7 +1,8 @@
 // Attention of a ragged batch over paged KV memory, with flash-attention's recurrence.
 //
 // A tile is some queries of one row times the query heads that share one kv head: its lines read the same keys, which
-// are loaded once for all of them. Keys are taken SPAN at a time, from multiples of SPAN on: a query's result is the
+// are loaded once for all of them. Where many rows have one query each, a tile has all heads of its row, and reads every
+// block from end to end: memory gives pieces of 6 KB faster than pieces of 2 KB. Keys are taken SPAN at a time, from multiples of SPAN on: a query's result is the
 // same bit for bit whatever else is in its tile. Nothing beyond a row's last position takes part, not even as 0 x NaN.
 #pragma once
 #include <limits>
@@ -16,9 +17,21 @@ constexpr int FEW = 3;                 // so many lines are multiplied with twic
 constexpr int LINES = 48;              // most lines of a tile
 constexpr int SPAN = 128;              // keys between two corrections of the running maximum
 constexpr int MAX_HEAD_DIM = 256;
+constexpr int ROWS_A_THREAD = 4;       // from so many on, a row is not divided among threads
 
 struct Tile {
-    int row, kv_head, first_query, num_queries;
+    int row, kv_head, num_kv_heads, first_query, num_queries;
+};
+
+// Where a line of a tile belongs: lines are kv head by kv head, query by query, head by head.
+struct Line {
+    int query, head;
+
+    Line(const TandemShape &s, const Tile &tile, int line) {
+        const int group = s.heads / s.kv_heads, lines = tile.num_queries * group;
+        query = line % lines / group;
+        head = (tile.kv_head + line / lines) * group + line % group;
+    }
 };
 
 struct AttentionScratch {
@@ -145,74 +158,90 @@ inline void soften(AttentionScratch &s, int line, int start, int first, int last
     s.total[line] = s.total[line] * kept + sum(total);
 }
 
-inline void scale_scores(AttentionScratch &s, int lines, int i, const float *scales) {
-    for (int line = 0; line < lines; line++)
+inline void scale_scores(AttentionScratch &s, int first, int lines, int i, const float *scales) {
+    for (int line = first; line < first + lines; line++)
         for (int j = 0; j < WIDE; j += LANES)
             store(&s.scores[line][i + j], mul(load(&s.scores[line][i + j]), load(scales + j)));
 }
 
+// lines: of each kv head; heads: kv heads, from kv_head on.
 template <class Kv>
-void attend_span(const TandemShape &shape, const TandemPools &pools, const int32_t *table, int kv_head, int lines,
+void attend_span(const TandemShape &shape, const TandemPools &pools, const int32_t *table, int kv_head, int heads, int lines,
                  int start, int stop, const int *firsts, const int *lasts, AttentionScratch &s) {
     const int d = shape.head_dim, bs = shape.block_size;
     const int width = (stop - start + WIDE - 1) / WIDE * WIDE, last_block = (lasts[lines - 1] - 1) / bs;
-    const auto later = [&](uint8_t *pool, int position) {
-        return head_of(pool, shape, table[std::min(position / bs + 2, last_block)], kv_head);
+    const auto memory_of = [&](uint8_t *pool, int position, int head) {
+        return head_of(pool, shape, table[position / bs], kv_head + head);
     };
-    const auto keys_at = [&](int position) {
-        uint8_t *head = head_of(pools.keys, shape, table[position / bs], kv_head);
-        return Wide{head, position % bs, bs, d, later(pools.keys, position) - head};
+    const auto later = [&](uint8_t *pool, int position, int head) {
+        return head_of(pool, shape, table[std::min(position / bs + 2, last_block)], kv_head + head);
+    };
+    const auto keys_at = [&](int position, int head) {
+        uint8_t *memory = memory_of(pools.keys, position, head);
+        return Wide{memory, position % bs, bs, d, later(pools.keys, position, head) - memory};
     };
     for (int i = 0; i < width;) {
         const bool is_pair = lines <= FEW && i + WIDE < width;
-        const Wide keys = keys_at(start + i);
-        if (is_pair)
-            multiply_few<Kv>(lines, s.queries, d, keys, keys_at(start + i + WIDE), &s.scores[0][i], SPAN, false);
-        else
-            multiply_lines<Kv>(lines, s.queries, d, keys, &s.scores[0][i], SPAN, false);
+        for (int head = 0; head < heads; head++) {
+            const Wide keys = keys_at(start + i, head);
+            const float *queries = s.queries + head * lines * d;
+            float *scores = &s.scores[head * lines][i];
+            if (is_pair)
+                multiply_few<Kv>(lines, queries, d, keys, keys_at(start + i + WIDE, head), scores, SPAN, false);
+            else
+                multiply_lines<Kv>(lines, queries, d, keys, scores, SPAN, false);
+        }
         i += is_pair ? 2 * WIDE : WIDE;
     }
     if (Kv::has_scales)
         for (int i = 0; i < width; i += WIDE)
-            scale_scores(s, lines, i, scales_of_head(keys_at(start + i).head, shape) + (start + i) % bs);
-    for (int line = 0; line < lines; line++) soften(s, line, start, firsts[line], lasts[line], width, d);
+            for (int head = 0; head < heads; head++)
+                scale_scores(s, head * lines, lines, i,
+                             scales_of_head(memory_of(pools.keys, start + i, head), shape) + (start + i) % bs);
+    for (int line = 0; line < heads * lines; line++) soften(s, line, start, firsts[line], lasts[line], width, d);
     for (int i = 0; i < stop - start; i += WIDE) {
         const int position = start + i, depth = std::min(WIDE, stop - position);
-        uint8_t *head = head_of(pools.values, shape, table[position / bs], kv_head);
-        if (Kv::has_scales)
-            for (int line = 0; line < lines; line++)
-                for (int j = 0; j < depth; j++) s.scores[line][i + j] *= scales_of_head(head, shape)[position % bs + j];
-        const int64_t ahead = later(pools.values, position) - head;
-        const auto values_at = [&](int e) { return Wide{head, int64_t(position % bs) * d + e, d, depth, ahead}; };
-        for (int e = 0; e < d;) {
-            if (lines <= FEW && e + WIDE < d) {
-                multiply_few<Kv>(lines, &s.scores[0][i], SPAN, values_at(e), values_at(e + WIDE), s.out + e, d, true);
-                e += 2 * WIDE;
-            } else {
-                multiply_lines<Kv>(lines, &s.scores[0][i], SPAN, values_at(e), s.out + e, d, true);
-                e += WIDE;
+        for (int head = 0; head < heads; head++) {
+            uint8_t *memory = memory_of(pools.values, position, head);
+            const int first = head * lines;
+            if (Kv::has_scales)
+                for (int line = first; line < first + lines; line++)
+                    for (int j = 0; j < depth; j++)
+                        s.scores[line][i + j] *= scales_of_head(memory, shape)[position % bs + j];
+            const int64_t ahead = later(pools.values, position, head) - memory;
+            const auto values_at = [&](int e) { return Wide{memory, int64_t(position % bs) * d + e, d, depth, ahead}; };
+            float *out = s.out + first * d;
+            for (int e = 0; e < d;) {
+                if (lines <= FEW && e + WIDE < d) {
+                    multiply_few<Kv>(lines, &s.scores[first][i], SPAN, values_at(e), values_at(e + WIDE), out + e, d, true);
+                    e += 2 * WIDE;
+                } else {
+                    multiply_lines<Kv>(lines, &s.scores[first][i], SPAN, values_at(e), out + e, d, true);
+                    e += WIDE;
+                }
             }
         }
     }
 }
 
-// Fill s.out with the attention of one tile; lines are query by query, head by head.
+// Fill s.out with the attention of one tile, line by line; returns how many there are.
 template <class Kv>
 int attend_tile(const TandemShape &shape, const TandemStep &step, const Tile &tile, const float *qkv, int qkv_stride,
                 const TandemPools &pools, int window, AttentionScratch &s) {
-    const int group = shape.heads / shape.kv_heads, d = shape.head_dim, lines = tile.num_queries * group;
+    const int d = shape.head_dim, lines = tile.num_queries * (shape.heads / shape.kv_heads);
+    const int all_lines = lines * tile.num_kv_heads;
     const int begin = step.cu_seqlens_q[tile.row], count = step.cu_seqlens_q[tile.row + 1] - begin;
     const int first_seen = step.kv_lens[tile.row] - count + tile.first_query;  // the position of the first query
     const float scale = 1 / std::sqrt(float(d));
     int firsts[LINES], lasts[LINES];
-    for (int line = 0; line < lines; line++) {
-        const int query = line / group, head = tile.kv_head * group + line % group;
-        const float *q = qkv + int64_t(begin + tile.first_query + query) * qkv_stride + head * d;
+    for (int line = 0; line < all_lines; line++) {
+        const Line at(shape, tile, line);
+        const float *q = qkv + int64_t(begin + tile.first_query + at.query) * qkv_stride + at.head * d;
         for (int i = 0; i < d; i += LANES) {
             store(s.queries + line * d + i, mul(load(q + i), all(scale)));
             store(s.out + line * d + i, zero());
         }
-        lasts[line] = first_seen + query + 1;
+        lasts[line] = first_seen + at.query + 1;
         firsts[line] = window > 0 ? std::max(0, lasts[line] - window) : 0;
         s.most[line] = -std::numeric_limits<float>::infinity();
         s.total[line] = 0;
@@ -220,12 +249,13 @@ int attend_tile(const TandemShape &shape, const TandemStep &step, const Tile &ti
     const int32_t *table = step.block_table + int64_t(tile.row) * step.table_stride;
     const int stop = lasts[lines - 1];
     for (int start = firsts[0] / SPAN * SPAN; start < stop; start += SPAN)
-        attend_span<Kv>(shape, pools, table, tile.kv_head, lines, start, std::min(start + SPAN, stop), firsts, lasts, s);
-    for (int line = 0; line < lines; line++) {
+        attend_span<Kv>(shape, pools, table, tile.kv_head, tile.num_kv_heads, lines, start, std::min(start + SPAN, stop),
+                        firsts, lasts, s);
+    for (int line = 0; line < all_lines; line++) {
         const F inverse = all(1 / s.total[line]);
         for (float *out = s.out + line * d, *end = out + d; out < end; out += LANES) store(out, mul(load(out), inverse));
     }
-    return lines;
+    return all_lines;
 }
 
 inline int attend_any(const TandemShape &shape, const TandemStep &step, const Tile &tile, const float *qkv,
@@ -240,12 +270,14 @@ inline int attend_any(const TandemShape &shape, const TandemStep &step, const Ti
 // The tiles of a step, at most one for each token and kv head; returns how many.
 inline int make_tiles(const TandemShape &shape, const TandemStep &step, Tile *tiles) {
     const int most = std::max(1, LINES / (shape.heads / shape.kv_heads));
+    const bool are_many = shape.heads <= LINES && step.rows >= ROWS_A_THREAD * step.threads;
     int count = 0;
     for (int row = 0; row < step.rows; row++) {
         const int queries = step.cu_seqlens_q[row + 1] - step.cu_seqlens_q[row];
+        const int heads = are_many && queries == 1 ? shape.kv_heads : 1;
         for (int first = 0; first < queries; first += most)
-            for (int kv_head = 0; kv_head < shape.kv_heads; kv_head++)
-                tiles[count++] = Tile{row, kv_head, first, std::min(most, queries - first)};
+            for (int kv_head = 0; kv_head < shape.kv_heads; kv_head += heads)
+                tiles[count++] = Tile{row, kv_head, heads, first, std::min(most, queries - first)};
     }
     return count;
 }

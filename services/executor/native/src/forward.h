@@ -118,12 +118,12 @@ class Forward {
     void attend(const TandemLayer &layer, const TandemPools &pools, const Tile &tile, AttentionScratch &scratch) {
         const TandemShape &s = m_.shape;
         const int lines = attend_any(s, step_, tile, w_.qkv, qkv_size(s), pools, layer.window, scratch);
-        const int group = s.heads / s.kv_heads, blocks = s.head_dim / BLOCK;
+        const int blocks = s.head_dim / BLOCK;
         for (int line = 0; line < lines; line++) {
-            const int t = step_.cu_seqlens_q[tile.row] + tile.first_query + line / group;
-            const int head = tile.kv_head * group + line % group;
+            const Line at(s, tile, line);
+            const int t = step_.cu_seqlens_q[tile.row] + tile.first_query + at.query;
             quantize_row(scratch.out + line * s.head_dim, s.head_dim,
-                         w_.narrow + int64_t(head) * blocks * step_.tokens + t, step_.tokens);
+                         w_.narrow + int64_t(at.head) * blocks * step_.tokens + t, step_.tokens);
         }
     }
 

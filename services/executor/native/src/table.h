@@ -57,7 +57,7 @@ void rotate_and_store_entry(const TandemShape *shape, const TandemStep *step, co
 void attend_entry(const TandemShape *shape, const TandemStep *step, const float *qkv, const TandemPools *pools,
                   int32_t window, float *out) {
     std::vector<Tile> tiles(size_t(step->tokens) * size_t(shape->kv_heads));
-    const int count = make_tiles(*shape, *step, tiles.data()), group = shape->heads / shape->kv_heads;
+    const int count = make_tiles(*shape, *step, tiles.data());
     const std::unique_ptr<AttentionScratch[]> scratch(new AttentionScratch[size_t(step->threads)]);
     together(step->threads, [&](Team &team) {
         AttentionScratch &own = scratch[size_t(omp_get_thread_num())];
@@ -65,9 +65,9 @@ void attend_entry(const TandemShape *shape, const TandemStep *step, const float 
             const Tile &tile = tiles[size_t(index)];
             const int lines = attend_any(*shape, *step, tile, qkv, qkv_size(*shape), *pools, window, own);
             for (int line = 0; line < lines; line++) {
-                const int64_t t = step->cu_seqlens_q[tile.row] + tile.first_query + line / group;
-                const int head = tile.kv_head * group + line % group;
-                memcpy(out + (t * shape->heads + head) * shape->head_dim, own.out + line * shape->head_dim,
+                const Line at(*shape, tile, line);
+                const int64_t t = step->cu_seqlens_q[tile.row] + tile.first_query + at.query;
+                memcpy(out + (t * shape->heads + at.head) * shape->head_dim, own.out + line * shape->head_dim,
                        size_t(shape->head_dim) * 4);
             }
         });

@@ -75,17 +75,24 @@ def test_the_last_queries_of_a_long_row(kernels: Kernels) -> None:
     Case([(33, 8192)], (2, 1, 64), 16, 1).check(kernels, KvType.FLOAT32)
 
 
+@pytest.mark.parametrize("kv_type", KvType)
+def test_many_rows_of_one_query_and_a_few_of_more(kernels: Kernels, kv_type: KvType) -> None:
+    rows = [(1, 1 + 37 * index % 300) for index in range(20)] + [(30, 150), (2, 2)]
+    Case(rows, (9, 3, 64), 16, 3).check(kernels, kv_type, window=100)
+
+
 def test_a_step_without_rows(kernels: Kernels) -> None:
     Case([], (3, 1, 64), 16, 1).check(kernels, KvType.FLOAT32)
 
 
 def test_a_query_is_the_same_bit_for_bit_in_any_company(kernels: Kernels) -> None:
-    case = Case([(120, 300), (1, 500), (7, 7)], (6, 2, 64), 16, 5)
+    # Enough rows that a row is not divided among threads, and one that is.
+    case = Case([(120, 300), (1, 500), (7, 7), *((1, 40 * index + 1) for index in range(9))], (6, 2, 64), 16, 5)
     pools = native_pools(case.pools, 6, KvType.FLOAT16)
     together = attend(kernels, case.q, pools, case.rows, 0)
     cu_seqlens_q, kv_lens, table = case.rows
     at = 0
-    for row in range(3):
+    for row in range(len(kv_lens)):
         for query in range(cu_seqlens_q[row + 1] - cu_seqlens_q[row]):
             seen = kv_lens[row] - (cu_seqlens_q[row + 1] - cu_seqlens_q[row]) + query + 1
             alone = (np.array([0, 1], np.int32), np.array([seen], np.int32), table[row : row + 1])
