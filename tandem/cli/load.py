@@ -20,7 +20,7 @@ from tandem.cli.failures import BAD_INPUT, FAILED, told
 from tandem.cli.load_report import OWN, as_json, show
 from tandem.load.duel import Bout, Level, fight
 from tandem.load.loops import Target
-from tandem.load.summary import Targets
+from tandem.load.summary import Summary, Targets
 from tandem.load.tandem_target import TandemTarget
 from tandem.load.workload import Demand, Lengths, WorkloadError, bursts, generate, poisson, read
 from tandem.retries import NO_RETRIES
@@ -118,20 +118,32 @@ def load(
         raise typer.BadParameter("needs --requests", param_hint="--replay")
     wanted = Load(num_requests, prompt, output, seed, _file(requests), levels, tuple(rate or ()), burst, replay)
     targets = Targets(ttft_target_ms, itl_target_ms)
+
+    def save(bouts: Sequence[Bout]) -> None:
+        """After every level, so that a run that is cut short leaves those that ended."""
+        if json is not None:
+            json.write_bytes(as_json(context.params, _summaries(bouts, targets), targets))
+
     peers = _peers(against or (), _fields(against_fields))
     with told(address):
-        bouts = asyncio.run(_fight(address, peers, wanted, (turns, warm_up)))
+        bouts = asyncio.run(_fight(address, peers, wanted, (turns, warm_up), save))
     if plots is not None and draw is not None:
         plots.mkdir(parents=True, exist_ok=True)
         draw(bouts, targets, plots)
-    summaries = {(bout.level, bout.target): bout.summary(targets) for bout in bouts}
+    summaries = _summaries(bouts, targets)
     show(summaries, targets)
-    if json is not None:
-        json.write_bytes(as_json(context.params, summaries, targets))
+    save(bouts)
     raise typer.Exit(FAILED if any(summary.failures for summary in summaries.values()) else 0)
 
 
-async def _fight(address: str, peers: Peers, wanted: Load, counts: tuple[int, int]) -> list[Bout]:
+def _summaries(bouts: Sequence[Bout], targets: Targets) -> dict[tuple[str, str], Summary]:
+    return {(bout.level, bout.target): bout.summary(targets) for bout in bouts}
+
+
+async def _fight(
+    address: str, peers: Peers, wanted: Load, counts: tuple[int, int], save: Callable[[Sequence[Bout]], None]
+) -> list[Bout]:
+    """save is called with what there is by then."""
     num_turns, num_warm_up = counts
     console = Console(stderr=True)
     async with _open(address, peers) as (servers, vocab_size):
@@ -140,10 +152,11 @@ async def _fight(address: str, peers: Peers, wanted: Load, counts: tuple[int, in
             level = Level("warm-up", lambda _: warm, min(len(warm), 4))
             async for _ in fight(servers, [level], 1):
                 pass
-        bouts = []
+        bouts: list[Bout] = []
         with console.status("under load"):
             async for bout in fight(servers, wanted.levels(vocab_size), num_turns):
                 bouts.append(bout)
+                save(bouts)
         return bouts
 
 

@@ -18,8 +18,13 @@ DONE, DATA = b"[DONE]", b"data:"
 
 
 def open_session() -> aiohttp.ClientSession:
-    """As many connections as clients, and an answer takes as long as it takes. Close it in the loop that opened it."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
+    """As many connections as clients, and an answer takes as long as it takes. Close it in the loop that opened it.
+
+    Every request has a connection of its own: servers close idle ones when they like (llama.cpp's after 5 s), and what
+    is sent at that moment is lost.
+    """
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None))
 
 
 class _Choice(msgspec.Struct):

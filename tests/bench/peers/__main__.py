@@ -67,13 +67,21 @@ def openvino(python: Path, _: Path, port: int) -> Sequence[str]:
 
 
 def vllm(python: Path, folder: Path, port: int) -> Sequence[str]:
-    """On the same weights in bfloat16, as a directory."""
+    """On the same weights in bfloat16, as a directory; without the compilation that takes minutes on few cores."""
     model = folder / "model"
     write_checkpoint(MODEL, model, torch.bfloat16)
     flags = ["--dtype", "bfloat16", "--max-model-len", "2048", "--served-model-name", "peer", "--port", str(port)]
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]
-    return [*command, *flags, "--disable-log-requests"]
+    return [*command, *flags, "--enforce-eager"]
 
+
+# Unless told, vLLM sizes its KV memory by what the machine has, and computes on all cores but one.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
 
 PEERS = {
     "vllm": Peer("vllm", vllm),
@@ -125,7 +133,8 @@ def serving(name: str, python: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-") as scratch:
         port, path, started = free_port(), Path(scratch, "log"), time.monotonic()
         command = PEERS[name].command(python, Path(scratch), port)
-        with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        environment = {**os.environ, **ENVIRONMENT}
+        with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
             try:
                 wait_ready(process, port, path)
                 print(f"{name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
