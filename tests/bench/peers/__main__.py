@@ -12,6 +12,7 @@ Usage: python -m tests.bench.peers [--peers DIR] [--only NAME ...] [FLAGS of tan
 import argparse
 import datetime
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,7 +135,10 @@ def serving(name: str, python: Path) -> Iterator[str]:
         port, path, started = free_port(), Path(scratch, "log"), time.monotonic()
         command = PEERS[name].command(python, Path(scratch), port)
         environment = {**os.environ, **ENVIRONMENT}
-        with path.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+        with (
+            path.open("wb") as log,
+            subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process,
+        ):
             try:
                 wait_ready(process, port, path)
                 print(f"{name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
@@ -144,12 +148,12 @@ def serving(name: str, python: Path) -> Iterator[str]:
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask, and do not wait for ever."""
+    """Ask, and do not wait for ever: neither for it nor for the processes that it started."""
     process.terminate()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
