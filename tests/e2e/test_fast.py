@@ -1,5 +1,6 @@
 """The default server, as a user has it: the same prompt has the same answer whatever is answered beside it."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem import Client
@@ -16,7 +17,7 @@ def test_answers_of_the_default_precision_are_the_same_alone_and_in_a_crowd() ->
 
     with serving(SETTINGS) as server, Client(server.address) as client:
 
-        def ask(prompt: list[int]) -> tuple[list[int], list[float]]:
+        def ask(prompt: list[int]) -> tuple[Sequence[int], list[float]]:
             reply = client.generate(
                 prompt, max_tokens=MAX_TOKENS, temperature=0, logprobs=0, return_token_ids=True, timeout_s=120
             )
