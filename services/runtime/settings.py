@@ -32,10 +32,11 @@ class SettingsError(Exception):
 
 
 class ModelSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is served. path: a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct."""
+    """What is served: docs/models.md."""
 
-    path: str = ""  # a GGUF file; empty = the embedded default, SmolLM2-135M-Instruct
+    path: str = ""  # GGUF file, Hugging Face directory, or ORG/NAME on the hub; empty = the embedded default
     name: str = ""  # the name clients ask for; empty = what the model file calls itself
+    hub: str = ""  # address of the hub that names are fetched from; empty = the huggingface-hub package's own
 
 
 class LinkSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, processors
 
+from services.tokenizer.hf_files import FileRule
 from services.tokenizer.tokenizer import Tokenizer, bpe, texts_of
 from services.tokenizer.vocabulary import TokenKind, Vocabulary
 
@@ -19,6 +20,7 @@ from services.tokenizer.vocabulary import TokenKind, Vocabulary
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
@@ -39,15 +41,18 @@ def files(tokenizer: Tokenizer, context_length: int) -> Mapping[str, bytes]:
         "generation_config.json": {"eos_token_id": list(vocabulary.eos_token_ids)},
     }
     contents = {name: json.dumps(config, ensure_ascii=False, indent=1).encode() for name, config in configs.items()}
-    return {"tokenizer.json": _encoder(tokenizer).to_str().encode(), **contents}
+    rule = tokenizer.rule
+    encoder = rule.source if isinstance(rule, FileRule) else _encoder(tokenizer).to_str().encode()
+    return {"tokenizer.json": encoder, **contents}
 
 
 def _encoder(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
     """One encoder that parses special tokens and puts the model's BOS before a text, and decodes what it encodes."""
     vocabulary, rule = tokenizer.vocabulary, tokenizer.rule
     encoder = tokenizers.Tokenizer(bpe(vocabulary, rule))
-    encoder.pre_tokenizer = rule.pre_tokenizer()
-    normalizer = rule.normalizer()
+    pre_tokenizer, normalizer = rule.pre_tokenizer(), rule.normalizer()
+    if pre_tokenizer is not None:
+        encoder.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         encoder.normalizer = normalizer
     encoder.decoder = decoders.ByteLevel()
@@ -81,8 +86,7 @@ def _tokenizer_config(vocabulary: Vocabulary, context_length: int) -> dict[str, 
 
 
 def _named_tokens(vocabulary: Vocabulary) -> dict[str, str]:
-    ids = {"bos_token": vocabulary.bos_token_id, "eos_token": next(iter(vocabulary.eos_token_ids), None)}
-    return {name: vocabulary.texts[token_id] for name, token_id in ids.items() if token_id is not None}
+    return {name: text for name, text in vocabulary.names.items() if text}
 
 
 def _config(vocabulary: Vocabulary, context_length: int) -> dict[str, Any]:

@@ -4,9 +4,11 @@ A row is here only when its rule is known exactly: a wrong cut gives other token
 which nobody notices. Whatever is not here is refused at start, by name.
 """
 
+import unicodedata
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tokenizers import Regex
+from tokenizers import AddedToken, Regex
 from tokenizers.normalizers import NFC, Normalizer
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Sequence, Split
 
@@ -17,6 +19,28 @@ _PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+class Cutting(Protocol):
+    """What comes before BPE: a row of the table here, or what a tokenizer.json says. options: of the BPE model."""
+
+    @property
+    def adds_bos(self) -> bool: ...
+
+    @property
+    def options(self) -> dict[str, Any]: ...
+
+    def pre_tokenizer(self) -> PreTokenizer | None:
+        """What cuts a text into pieces."""
+
+    def normalizer(self) -> Normalizer | None:
+        """What changes a text before it is cut."""
+
+    def normalized(self, text: str) -> str:
+        """A text as BPE meets it."""
+
+    def added(self, text: str) -> AddedToken:
+        """A token that is one wherever its text stands."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +63,19 @@ class Rule:
 
     def normalizer(self) -> Normalizer | None:
         return NFC() if self.is_nfc else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of the BPE model."""
+        return {"ignore_merges": self.ignore_merges}
+
+    def normalized(self, text: str) -> str:
+        """A text as BPE meets it."""
+        return unicodedata.normalize("NFC", text) if self.is_nfc else text
+
+    def added(self, text: str) -> AddedToken:
+        """A token that is one wherever its text stands."""
+        return AddedToken(text, normalized=False)
 
 
 _LLAMA_3 = Rule(digits=r"\p{N}{1,3}", ignore_merges=True, adds_bos=True)

@@ -1,4 +1,4 @@
-"""Text <-> token ids of one model, built from its GGUF file with the `tokenizers` library.
+"""Text <-> token ids of one model, built from its files with the `tokenizers` library.
 
 Two encoders share one BPE model: one in which special tokens are spelled in the text (raw prompts), one in which the
 same characters are plain text (a client's words). Immutable and safe to use from several threads; encoding releases
@@ -6,24 +6,25 @@ the GIL, so a long text can be encoded beside an event loop. Decoding is the byt
 UTF-8, and what is no UTF-8 shows as U+FFFD.
 """
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
 from tokenizers.models import BPE
 
 from services.model_file import GgufError, read_header
+from services.tokenizer import hf_files
 from services.tokenizer.chat import ChatTemplate, Message, refuse_surrogates
 from services.tokenizer.errors import TemplateError, TextError, TokenizerFileError
-from services.tokenizer.pre_tokenizers import Rule, rule_of
+from services.tokenizer.pre_tokenizers import Cutting, rule_of
 from services.tokenizer.vocabulary import TokenKind, Vocabulary, from_metadata, token_bytes
 
 
 def load(path: Path) -> "Tokenizer":
-    """The tokenizer of a GGUF file; raises TokenizerFileError, which says what is not supported."""
+    """The tokenizer of a GGUF file or a Hugging Face directory; raises TokenizerFileError, which says what is wrong."""
+    if path.is_dir():
+        return Tokenizer(*hf_files.read(path))
     try:
         header = read_header(path)
     except GgufError as error:
@@ -34,8 +35,8 @@ def load(path: Path) -> "Tokenizer":
 class Tokenizer:
     """See the file's docstring. vocab_size counts every id, special ones included; prompt_prefix begins raw prompts."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.rule = rule = rule_of(vocabulary.pre_tokenizer)
+    def __init__(self, vocabulary: Vocabulary, rule: Cutting | None = None) -> None:
+        self.rule = rule = rule or rule_of(vocabulary.pre_tokenizer)
         self.vocab_size = len(vocabulary.texts)
         self.eos_token_ids = vocabulary.eos_token_ids
         self.vocabulary = vocabulary
@@ -86,8 +87,7 @@ class Tokenizer:
     def fewest_tokens(self, text: str) -> int:
         """How many tokens the text has at least, found without encoding it: what is far too long is refused early."""
         refuse_surrogates(text)
-        if self.rule.is_nfc:
-            text = unicodedata.normalize("NFC", text)
+        text = self.rule.normalized(text)
         return -(-len(text.encode().translate(None, self._dropped_bytes)) // self._longest_token)
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -112,10 +112,7 @@ class Tokenizer:
         source = self.vocabulary.chat_template
         if source is None:
             return None
-        texts = self.vocabulary.texts
-        bos, eos = self.vocabulary.bos_token_id, next(iter(self.eos_token_ids), None)
-        names = {name: "" if i is None else texts[i] for name, i in (("bos_token", bos), ("eos_token", eos))}
-        return ChatTemplate(source, list(self._specials), names)
+        return ChatTemplate(source, list(self._specials), self.vocabulary.names)
 
 
 def _encode(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
@@ -125,20 +122,21 @@ def _encode(encoder: tokenizers.Tokenizer, text: str) -> list[int]:
     return token_ids
 
 
-def bpe(vocabulary: Vocabulary, rule: Rule) -> BPE:
+def bpe(vocabulary: Vocabulary, rule: Cutting) -> BPE:
     """The model that both encoders share."""
     ids = {text: token_id for token_id, text in enumerate(vocabulary.texts)}
-    return BPE(ids, list(vocabulary.merges), ignore_merges=rule.ignore_merges)
+    return BPE(ids, list(vocabulary.merges), **rule.options)
 
 
-def _encoder(model: BPE, rule: Rule, added: Iterable[str]) -> tokenizers.Tokenizer:
+def _encoder(model: BPE, rule: Cutting, added: Iterable[str]) -> tokenizers.Tokenizer:
     """Text to ids; `added` are the texts that become one token wherever they stand."""
     encoder = tokenizers.Tokenizer(model)
-    encoder.pre_tokenizer = rule.pre_tokenizer()
-    normalizer = rule.normalizer()
+    pre_tokenizer, normalizer = rule.pre_tokenizer(), rule.normalizer()
+    if pre_tokenizer is not None:
+        encoder.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         encoder.normalizer = normalizer
-    encoder.add_tokens([AddedToken(text, normalized=False) for text in added])
+    encoder.add_tokens([rule.added(text) for text in added])
     return encoder
 
 
@@ -148,7 +146,7 @@ def texts_of(vocabulary: Vocabulary, *kinds: TokenKind) -> dict[str, int]:
     return {text: token_id for token_id, (text, kind) in enumerate(pairs) if kind in kinds}
 
 
-def _prompt_prefix(vocabulary: Vocabulary, rule: Rule) -> list[int]:
+def _prompt_prefix(vocabulary: Vocabulary, rule: Cutting) -> list[int]:
     adds_bos = rule.adds_bos if vocabulary.add_bos is None else vocabulary.add_bos
     return [vocabulary.bos_token_id] if adds_bos and vocabulary.bos_token_id is not None else []
 

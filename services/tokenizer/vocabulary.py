@@ -4,8 +4,8 @@ Knows the GGUF keys and the byte-level alphabet; knows nothing of how text is cu
 kinds and token_bytes have one entry an id.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import cast
 
@@ -39,6 +39,14 @@ class Vocabulary:
     add_bos: bool | None  # None: the file does not say, the pre-tokenizer's row decides
     chat_template: str | None
     architecture: str = ""  # the model's family, such as llama
+    named: Mapping[str, str] = field(default_factory=dict)  # texts that templates ask for by name, such as bos_token
+    blank: str | None = None  # what stands for a space, where tokens are text and not visible bytes
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Special texts by the names that templates have for them; the beginning and the first end always have one."""
+        ids = {"bos_token": self.bos_token_id, "eos_token": next(iter(self.eos_token_ids), None)}
+        return {name: "" if i is None else self.texts[i] for name, i in ids.items()} | dict(self.named)
 
     def is_special(self, token_id: int) -> bool:
         """Whether a token is no text: it is skipped in output, and text never becomes it by itself."""
@@ -74,14 +82,17 @@ def from_metadata(metadata: Metadata) -> Vocabulary:
 
 def token_bytes(vocabulary: Vocabulary) -> tuple[bytes, ...]:
     """The bytes that each token stands for; a special token's are its text, an unused one has none."""
-    alphabet = _byte_alphabet()
+    alphabet = _byte_alphabet() if vocabulary.blank is None else {}
     pairs = zip(vocabulary.texts, vocabulary.kinds, strict=True)
-    return tuple(_bytes_of(text, kind, alphabet) for text, kind in pairs)
+    blank = vocabulary.blank or " "
+    return tuple(_bytes_of(text.replace(blank, " "), kind, alphabet) for text, kind in pairs)
 
 
 def _bytes_of(text: str, kind: int, alphabet: dict[str, int]) -> bytes:
     if kind == TokenKind.UNUSED:
         return b""
+    if kind == TokenKind.BYTE:
+        return bytes([int(text[3:5], 16)])  # <0x0A>
     if kind == TokenKind.NORMAL:
         try:
             return bytes([alphabet[character] for character in text])

@@ -23,7 +23,10 @@ BAD_SETTINGS = 2
 def serve(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option(help="TOML file with a section for each service.")] = None,
-    model: Annotated[str | None, typer.Option(help="GGUF file to serve [default: the embedded model].")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="GGUF file, directory, or ORG/NAME on the hub [default: the embedded model]."),
+    ] = None,
     listen: Annotated[
         str | None, typer.Option(help="host:port (0 picks a free one) or unix:path; several, separated by commas.")
     ] = None,

@@ -46,6 +46,7 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("smg_grpc_proto",): ("gateway.vllm",),
     ("tokenizers", "jinja2"): ("services.tokenizer",),
     ("typer", "rich", "click"): ("tandem.cli",),
+    ("huggingface_hub",): ("services.runtime.hub",),
     ("matplotlib",): ("tandem.cli.bench_plots", "tandem.cli.load_plots"),
     ("aiohttp",): ("tandem.load.completions_target",),
     ("subprocess",): ("services.runtime",),

@@ -5,13 +5,17 @@ where the reference's two best logits are closer than TIE; what follows a tie is
 """
 
 import json
+import shutil
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.runtime.models import default_model
 from tandem import Client
+from tests.checkpoint import write_checkpoint
 from tests.e2e.serving import Serving, serving
 
 GOLDEN = Path(__file__).parents[1] / "data" / "golden"
@@ -74,6 +78,25 @@ def test_outputs_equal_the_reference(name: str) -> None:
     _run(name, SHORT + LONG if COMBINATIONS[name][-1] else SHORT)
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The default model as a Hugging Face directory, float32."""
+    folder = tmp_path_factory.mktemp("default") / "smollm2"
+    write_checkpoint(default_model(), folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_hugging_face_directory_of_the_same_model_begins_as_the_reference(directory: Path) -> None:
+    _run("together, depth 2", [_cut(case) for case in SHORT[::4]], directory)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["together, depth 2", "chunks of 7, depth 2"])
+def test_a_hugging_face_directory_of_the_same_model_equals_the_reference(name: str, directory: Path) -> None:
+    _run(name, SHORT + LONG, directory)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("choice", CHOICES)
 def test_no_choice_of_the_scheduler_changes_an_output(choice: tuple[int, str, str, int, bool]) -> None:
@@ -92,12 +115,17 @@ def _cut(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, **columns, "text": case["text"] if is_whole else None}
 
 
-def _run(name: str, cases: list[dict[str, Any]]) -> None:
+def _run(name: str, cases: list[dict[str, Any]], path: Path | None = None) -> None:
+    """path: another model than the default one."""
     depth, token_budget, chunk_size, num_blocks, concurrency, _ = COMBINATIONS[name]
     # Looking ahead would avoid the preemption that few blocks are there to force.
     scheduler = {"depth": depth, "token_budget": token_budget, "chunk_size": chunk_size, "forecast": not num_blocks}
     _compare(
-        {"scheduler": scheduler, "executor": {"num_blocks": num_blocks or 2048}},
+        {
+            "scheduler": scheduler,
+            "executor": {"num_blocks": num_blocks or 2048},
+            "model": {"path": str(path or "")},
+        },
         concurrency,
         cases,
     )
