@@ -6,6 +6,7 @@ whole in the cache is used as it is, so that a server that has its model starts 
 """
 
 import re
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,19 @@ _ADVICE = "copy the model's folder to this machine and give its path, or fetch i
 def is_name(text: str) -> bool:
     """Whether a text could name a model of the hub."""
     return _NAME.fullmatch(text) is not None
+
+
+def cached() -> Iterator[tuple[str, Path]]:
+    """The models in the cache by their names: directories, and GGUF files of repositories that are none."""
+    if find_spec("huggingface_hub") is None:
+        return
+    from huggingface_hub import constants  # noqa: PLC0415
+
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*")):
+        name = folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+        if (folder / "config.json").is_file():
+            yield name, folder
+        yield from ((f"{name}/{file.relative_to(folder)}", file) for file in sorted(folder.rglob("*.gguf")))
 
 
 def fetch(name: str, endpoint: str = "", *, with_weights: bool = True) -> Path:

@@ -1,6 +1,6 @@
 """The `tandem` command: serve, generate, chat, models, bench, status, admin, token.
 
-Serve, bench and token alone are no clients of a server.
+Serve, bench, token, and what models says of this machine alone are no clients of a server.
 """
 
 from importlib.metadata import version
@@ -8,10 +8,9 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import admin, knobs
+from tandem.cli import admin, models
 from tandem.cli.bench import policies
 from tandem.cli.chat import chat
-from tandem.cli.failures import told
 from tandem.cli.generate import generate
 from tandem.cli.load import load
 from tandem.cli.serve import serve
@@ -36,22 +35,7 @@ app.command()(admin.status)
 app.add_typer(admin.app, name="admin")
 
 
-@app.command()
-def models(
-    address: knobs.Address = knobs.ADDRESS,
-    tls: knobs.UsesTls = False,
-    tls_ca: knobs.TlsCa = None,
-    tls_certificate: knobs.TlsCertificate = None,
-    tls_key: knobs.TlsKey = None,
-    token: knobs.Token = None,
-) -> None:
-    """Say what is served, and its bounds."""
-    with told(address), knobs.client(address, tls, (tls_ca, tls_certificate, tls_key), token) as client:
-        for model in client.models():
-            typer.echo(f"{model.name}: {model.backend} {model.dtype}, context {model.context_length} tokens")
-            typer.echo(f"  KV cache of {model.kv_capacity_tokens} tokens, {model.max_num_seqs} sequences at once")
-            for name, bound in model.limits.items():
-                typer.echo(f"  {name} = {bound}")
+app.add_typer(models.app, name="models")
 
 
 def _show_version(is_asked: bool) -> None:

@@ -26,6 +26,8 @@ MAY_SEE: dict[str, tuple[str, ...]] = {
     "tandem.cli.serve": ("services.runtime", "tandem"),
     "tandem.cli.token": ("services.runtime.access", "tandem"),
     "tandem.cli.startup": ("services.runtime.settings", "tandem"),
+    # Another looks at models without a server.
+    "tandem.cli.models": ("services.runtime", "services.executor", "services.model_file", "tandem"),
     # Another finds the server that runs here.
     "tandem.cli.admin": ("services.runtime", "tandem"),
     # Another runs the scheduler's core over a device that only counts.
