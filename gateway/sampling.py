@@ -6,7 +6,7 @@ is finite and fits float32, and what the masks leave is not empty.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from gateway.constraints import read_constraint
@@ -30,7 +30,11 @@ BIAS = Range(-100.0, 100.0, ">= -100 and <= 100")
 
 
 class Spelling(Protocol):
-    """How texts are spelled in tokens: the part of a Tokenizer that admission needs."""
+    """How texts are spelled in tokens, and the sampling that suits the model: what admission needs of a Tokenizer."""
+
+    @property
+    def advised_sampling(self) -> Mapping[str, float]:
+        """Values by field of Sampling."""
 
     def special_id(self, text: str) -> int | None:
         """The special token that is spelled exactly so."""
@@ -47,6 +51,7 @@ class SamplingRules:
         self._spelling = spelling
         self._settings = settings
         self._num_sequences = between(1, settings.max_n)
+        self._advised = spelling.advised_sampling if settings.model_defaults else {}
 
     def num_sequences(self, fields: Fields) -> int:
         """The n of a request."""
@@ -55,19 +60,23 @@ class SamplingRules:
     def read(self, message: common_pb2.Sampling, stopping: Stopping, violations: list[Violation]) -> Sampling:
         """All but logprobs, which Output asks for."""
         fields = Fields(message, "sampling", violations)
-        temperature = fields.real("temperature", DEFAULT_TEMPERATURE, TEMPERATURE)
-        top_k = fields.integer("top_k", TOP_K) or 0
+        advised = self._advised
+        temperature = fields.real("temperature", advised.get("temperature", DEFAULT_TEMPERATURE), TEMPERATURE)
+        asked_top_k = fields.integer("top_k", TOP_K)
+        top_k = int(advised.get("top_k", 0)) if asked_top_k is None else asked_top_k
         biases = self._biases(message, fields)
         masked = columns.unpack(stopping.stop_token_ids) if stopping.min_tokens else ()
         bad_words = self._bad_words(message.bad_words, fields)
         return Sampling(
             temperature=temperature if temperature >= MIN_NORMAL_FLOAT32 else 0.0,
             top_k=top_k if 0 < top_k < self._vocab_size else 0,
-            top_p=fields.real("top_p", 1.0, ABOVE_ZERO_TO_ONE),
-            min_p=fields.real("min_p", 0.0, ZERO_TO_ONE),
+            top_p=fields.real("top_p", advised.get("top_p", 1.0), ABOVE_ZERO_TO_ONE),
+            min_p=fields.real("min_p", advised.get("min_p", 0.0), ZERO_TO_ONE),
             min_tokens=stopping.min_tokens,
             stop_token_ids=columns.pack(masked),
-            repetition_penalty=fields.real("repetition_penalty", 1.0, REPETITION_PENALTY),
+            repetition_penalty=fields.real(
+                "repetition_penalty", advised.get("repetition_penalty", 1.0), REPETITION_PENALTY
+            ),
             presence_penalty=fields.real("presence_penalty", 0.0, PENALTY),
             frequency_penalty=fields.real("frequency_penalty", 0.0, PENALTY),
             bias_token_ids=columns.pack([token_id for token_id, _ in biases]),

@@ -5,6 +5,7 @@ A name is ORG/NAME, for the repository's directory, or ORG/NAME/FILE.gguf. The `
 whole in the cache is used as it is, so that a server that has its model starts without a network.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -72,7 +73,12 @@ def fetch(name: str, endpoint: str = "", *, with_weights: bool = True) -> Path:
 
 
 def _is_whole(folder: Path, file: str | None, with_weights: bool) -> bool:
-    """Whether a download brought what is needed; that shards are all there is judged when they are opened."""
+    """Whether what is needed is there; of weights in several files, all of them."""
+    index = folder / "model.safetensors.index.json"
     if file:
-        return (folder / file).is_file()
-    return (folder / "config.json").is_file() and (not with_weights or any(folder.glob("*.safetensors")))
+        wanted = [file]
+    elif with_weights and index.is_file():
+        wanted = ["config.json", *json.loads(index.read_bytes()).get("weight_map", {}).values()]
+    else:
+        wanted = ["config.json", *(["model.safetensors"] if with_weights else [])]
+    return all((folder / name).is_file() for name in wanted)

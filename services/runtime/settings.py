@@ -134,6 +134,7 @@ class GatewaySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_stop_token_ids: Count = 1024  # of a request
     max_logprobs: Count = 20  # likeliest tokens told for each position
     max_n: Positive = 16  # sequences of a request
+    model_defaults: bool = False  # absent sampling fields are what the model's generation_config.json says, if anything
     max_logit_bias: Count = 1024  # entries
     max_allowed_token_ids: Count = 16384  # of a request
     max_bad_words: Count = 64  # of a request

@@ -17,6 +17,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from services.model_file import ModelFileError
 from services.model_file.directory import (
     CONFIG,
+    GENERATION,
     TOKENIZER,
     TOKENIZER_CONFIG,
     chat_template,
@@ -29,6 +30,14 @@ from services.tokenizer.vocabulary import TokenKind, Vocabulary
 
 BLANK = "▁"  # what stands for a space in vocabularies that fall back to bytes
 SPECIAL_TOKENS_MAP = "special_tokens_map.json"
+# The least and the most that makes sense; a top_p of 0 would leave nothing.
+_ADVICE = {
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 1 << 30),
+    "top_p": (1e-6, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
 
 
 class FileRule:
@@ -110,6 +119,7 @@ def _vocabulary(directory: Path, description: Mapping[str, Any], rule: FileRule,
         chat_template=chat_template(directory),
         architecture=str(read_json_if_there(directory / CONFIG).get("model_type", "")),
         named=named,
+        sampling=_sampling(directory / GENERATION),
         blank=blank,
     )
 
@@ -145,6 +155,20 @@ def _named(directory: Path) -> dict[str, str]:
             if key.endswith("_token") and isinstance(text, str):
                 found[key] = text
     return found
+
+
+def _sampling(path: Path) -> dict[str, float]:
+    """The fields of generation_config.json that a request has too; greedy where it says that nothing is drawn."""
+    values = read_json_if_there(path)
+    found: dict[str, float] = {}
+    for name, (least, most) in _ADVICE.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise TokenizerFileError(f"{path}: {name} is {value!r}, not between {least} and {most}")
+        found[name] = value
+    return found | ({"temperature": 0.0} if values.get("do_sample") is False else {})
 
 
 def _has_bytes(part: Any) -> bool:

@@ -40,6 +40,7 @@ class Tokenizer:
         self.vocab_size = len(vocabulary.texts)
         self.eos_token_ids = vocabulary.eos_token_ids
         self.vocabulary = vocabulary
+        self.advised_sampling = vocabulary.sampling
         self._token_bytes = token_bytes(vocabulary)
         self._specials = texts_of(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN)
         added = texts_of(vocabulary, TokenKind.USER_DEFINED)

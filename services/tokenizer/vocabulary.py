@@ -40,6 +40,7 @@ class Vocabulary:
     chat_template: str | None
     architecture: str = ""  # the model's family, such as llama
     named: Mapping[str, str] = field(default_factory=dict)  # texts that templates ask for by name, such as bos_token
+    sampling: Mapping[str, float] = field(default_factory=dict)  # what the model's makers advise, by field
     blank: str | None = None  # what stands for a space, where tokens are text and not visible bytes
 
     @property

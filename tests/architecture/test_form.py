@@ -17,7 +17,7 @@ COMMANDS = {
     ("tandem/cli/serve.py", "serve"),
     ("tandem/cli/generate.py", "generate"),
     ("tandem/cli/chat.py", "chat"),
-    ("tandem/cli/__init__.py", "models"),
+    ("tandem/cli/models.py", "served"),
     ("tandem/cli/load.py", "load"),
 }
 MAY_BE_LONG = COMMANDS

@@ -22,6 +22,10 @@ IDENTITY = Identity("gateway-0", "r", 1)
 class Spelled:
     """Spells texts in tokens: one a letter, and one for a space with the letter behind it."""
 
+    @property
+    def advised_sampling(self) -> dict[str, float]:
+        return {}
+
     def special_id(self, text: str) -> int | None:
         return SPECIALS.get(text)
 

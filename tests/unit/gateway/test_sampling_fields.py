@@ -1,7 +1,8 @@
 """Penalties, biases, masks and constraints: what was asked for arrives, in tokens, and nothing else does."""
 
 import json
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,6 +15,7 @@ from services.wire.messages import Constraint, ConstraintKind, Sampling
 from tandem.v1 import common_pb2
 from tandem.v1 import inference_pb2 as pb
 from tests.unit.gateway.rig import CARD
+from tests.unit.tokenizer.conftest import small_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,25 @@ def test_echo_scores_the_prompt_like_the_output(rules: Admission) -> None:
     assert scored(echo=True, logprobs=3) == (3, 3)
     assert scored(echo=True, logprobs=3, prompt_logprobs=5) == (3, 5)
     assert scored(echo=True, prompt_logprobs=2) == (None, 2)
+
+
+class TestAdvisedSampling:
+    """What the model's makers advise: only where the settings say so, and never against what a request says."""
+
+    ADVICE: ClassVar = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05}
+
+    def rules(self, is_followed: bool) -> Admission:
+        tokenizer = Tokenizer(replace(small_vocabulary(["<s>"]), sampling=self.ADVICE))
+        return Admission(CARD, tokenizer, GatewaySettings(model_defaults=is_followed))
+
+    def test_it_fills_what_is_absent(self) -> None:
+        got = read(self.rules(is_followed=True))
+        assert {name: getattr(got, name) for name in self.ADVICE} == self.ADVICE
+
+    def test_it_never_wins(self) -> None:
+        asked: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+        got = read(self.rules(is_followed=True), **asked)
+        assert {name: getattr(got, name) for name in asked} == asked
+
+    def test_it_is_not_asked_unless_the_settings_say_so(self) -> None:
+        assert read(self.rules(is_followed=False)) == Sampling()

@@ -15,7 +15,18 @@ from services.runtime.settings import ModelSettings, SettingsError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors": bytes(100), "notes.bin": b"no"}
-REPOSITORIES = {"org/model": FILES, "org/texts": {"README.md": b""}, "org/packed": {"small.gguf": b"GGUF"}}
+SHARDS = {"a.safetensors": b"a", "b.safetensors": b"b"}
+SHARDED = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode(),
+    **SHARDS,
+}
+REPOSITORIES = {
+    "org/sharded": SHARDED,
+    "org/model": FILES,
+    "org/texts": {"README.md": b""},
+    "org/packed": {"small.gguf": b"GGUF"},
+}
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -88,6 +99,12 @@ def test_the_text_side_fetches_no_weights(address: str) -> None:
     folder = resolve(ModelSettings(path="org/model", hub=address), with_weights=False)
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "tokenizer.json"]
     assert (resolve(ModelSettings(path="org/model", hub=address)) / "model.safetensors").is_file()
+
+
+def test_a_download_that_was_broken_off_is_made_whole(address: str) -> None:
+    folder = resolve(ModelSettings(path="org/sharded", hub=address))
+    (folder / "b.safetensors").unlink()
+    assert (resolve(ModelSettings(path="org/sharded", hub=address)) / "b.safetensors").read_bytes() == b"b"
 
 
 def test_a_file_of_a_repository_has_a_name_too(address: str) -> None:

@@ -84,6 +84,13 @@ class TestSmallOnes:
     ) -> None:
         assert self.of(tmp_path, changes).eos_token_ids == ends
 
+    def test_advised_sampling_is_told(self, tmp_path: Path) -> None:
+        advice = {"temperature": 0.6, "top_k": 20, "max_length": 5, "do_sample": True}
+        advised = self.of(tmp_path, {"generation_config.json": advice}).advised_sampling
+        assert advised == {"temperature": 0.6, "top_k": 20}
+        greedy = self.of(tmp_path, {"generation_config.json": {"temperature": 0.6, "do_sample": False}})
+        assert greedy.advised_sampling == {"temperature": 0.0}
+
     @pytest.mark.parametrize(
         "changes",
         [
@@ -104,6 +111,7 @@ class TestSmallOnes:
             ({"tokenizer.json": b"{"}, r"tokenizer\.json: no JSON"),
             ({"tokenizer.json": {"model": {"type": "Unigram", "vocab": []}}}, "'Unigram'; only BPE"),
             ({"tokenizer.json": {"model": {"type": "BPE", "vocab": {"a": 0}}}}, "neither byte-level"),
+            ({"generation_config.json": {"top_p": 0}}, r"generation_config\.json: top_p is 0, not between"),
             ({"generation_config.json": {"eos_token_id": 9999}}, "the end token 9999 is outside"),
             ({"generation_config.json": {"eos_token_id": "</s>"}}, "neither an id nor a list"),
             ({"tokenizer_config.json": {"chat_template": 5}}, r"tokenizer_config\.json: chat_template is int"),
