@@ -15,7 +15,7 @@ from services.executor.config import LlamaConfig
 from services.executor.families import FAMILIES
 from services.executor.parts import GGUF, HUGGING_FACE, Layout, check_tensors
 from services.executor.stored import StoredTensor
-from services.model_file.directory import CONFIG, TOKENIZER, Json, read_json_if_there
+from services.model_file.directory import CONFIG, TOKENIZER, read_json_if_there, token_ids
 from services.model_file.errors import ModelFileError
 
 
@@ -75,12 +75,7 @@ def _open_directory(path: Path) -> Checkpoint:
 
 def _num_tokens(directory: Path) -> int:
     """One more than the highest id of the tokenizer; 0 without one."""
-    tokenizer = read_json_if_there(directory / TOKENIZER)
-    model: Json = tokenizer.get("model") or {}
-    vocabulary = model.get("vocab")
-    ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
-    ids += [token["id"] for token in tokenizer.get("added_tokens") or []]
-    return max(ids, default=-1) + 1
+    return max(token_ids(read_json_if_there(directory / TOKENIZER)).values(), default=-1) + 1
 
 
 def _check_vocabulary(place: str, num_tokens: int, config: LlamaConfig) -> None:

@@ -42,7 +42,7 @@ def read_json_if_there(path: Path) -> Json:
 
 
 def eos_token_ids(directory: Path) -> tuple[int, ...]:
-    """The tokens that end a text, none twice: of generation_config.json, else of config.json."""
+    """The tokens that end a text, none twice: of generation_config.json, else of config.json, else the tokenizer's."""
     for name in (GENERATION, CONFIG):
         value = read_json_if_there(directory / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
@@ -50,7 +50,22 @@ def eos_token_ids(directory: Path) -> tuple[int, ...]:
             raise ModelFileError(f"{directory / name}: eos_token_id is {value!r}, neither an id nor a list of them")
         if ids:
             return tuple(dict.fromkeys(ids))
-    return ()
+    text = text_of(read_json_if_there(directory / TOKENIZER_CONFIG).get("eos_token"))
+    token_id = None if text is None else token_ids(read_json_if_there(directory / TOKENIZER)).get(text)
+    return () if token_id is None else (token_id,)
+
+
+def text_of(token: Any) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def token_ids(tokenizer: Json) -> dict[str, int]:
+    """Every text of a tokenizer.json with its id, added ones included."""
+    vocabulary = (tokenizer.get("model") or {}).get("vocab")
+    ids: dict[str, int] = dict(vocabulary) if isinstance(vocabulary, dict) else {}
+    return ids | {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
 
 
 def name_of(path: Path) -> str:

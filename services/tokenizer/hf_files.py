@@ -24,6 +24,7 @@ from services.model_file.directory import (
     eos_token_ids,
     read_json,
     read_json_if_there,
+    text_of,
 )
 from services.tokenizer.errors import TokenizerFileError
 from services.tokenizer.vocabulary import TokenKind, Vocabulary
@@ -104,7 +105,7 @@ def _vocabulary(directory: Path, description: Mapping[str, Any], rule: FileRule,
     texts, kinds = _table(description, blank)
     ids = {text: token_id for token_id, text in enumerate(texts)}
     named = _named(directory)
-    ends = eos_token_ids(directory) or tuple(ids[text] for text in [named.get("eos_token")] if text in ids)
+    ends = eos_token_ids(directory)
     for token_id in ends:
         if token_id >= len(texts):
             raise TokenizerFileError(f"{directory}: the end token {token_id} is outside the {len(texts)} tokens")
@@ -151,8 +152,8 @@ def _named(directory: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in (SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG):
         for key, value in read_json_if_there(directory / name).items():
-            text = value.get("content") if isinstance(value, dict) else value
-            if key.endswith("_token") and isinstance(text, str):
+            text = text_of(value) if key.endswith("_token") else None
+            if text is not None:
                 found[key] = text
     return found
 

@@ -155,7 +155,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "bytes": (table({"dtype": "F32", "shape": [64], "data_offsets": [0, 255]}), r"255 bytes are no F32 of shape"),
     "entry": (table({"dtype": "F32"}), r"tensor model\.norm\.weight: 'shape'"),
     "tokens": (
-        lambda f: write_json(f / "tokenizer.json", {"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 50}]}),
+        lambda f: write_json(f / "tokenizer.json", {"model": {"vocab": {"a": 0, "b": 50}}}),
         r"tokenizer\.json: 51 tokens, where the weights have rows for 50",
     ),
     "end token": (config(eos_token_id=50), "the end token 50 is none of the weights' 50"),
