@@ -15,13 +15,15 @@ LOOK_EVERY_S = 0.005
 
 @dataclass
 class Reader:
-    """One stream, read by a thread of its own. Exactly one of finish and error is there once it has ended."""
+    """One stream, read by a thread of its own. Exactly one of finish and error is there once it is over: not with the
+    last chunk, but with the status that follows it. Whoever closes a stream between the two cancels it."""
 
     stream: Stream[Chunk]
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     finish: Finish | None = None
     error: TandemError | None = None
+    is_over: bool = False
 
     def read(self) -> None:
         """Read to the end."""
@@ -32,10 +34,8 @@ class Reader:
                 self.finish = chunk.finish or self.finish
         except TandemError as error:
             self.error = error
-
-    @property
-    def is_over(self) -> bool:
-        return self.finish is not None or self.error is not None
+        finally:
+            self.is_over = True
 
 
 @dataclass
