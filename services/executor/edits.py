@@ -15,10 +15,10 @@ from torch import Tensor
 from services.executor.batch import F32, I32, I64
 from services.executor.history import History
 from services.executor.masks import TokenMasks
+from services.executor.scores import BANNED, PLAIN, ScoreOperations
 from services.executor.slots import read_column
 from services.wire.messages import Sampling
 
-BANNED = float("-inf")
 _LARGEST = float(np.finfo(np.float32).max)
 _ANYTHING = -1  # in a prefix: any token, or none, may stand there
 _NOTHING = -2  # what stands before a history's first token
@@ -82,7 +82,7 @@ class RowEdits:
     history: History
 
 
-def edit(scores: Tensor, edits: RowEdits | None, masks: TokenMasks | None) -> None:
+def edit(scores: Tensor, edits: RowEdits | None, masks: TokenMasks | None, operations: ScoreOperations = PLAIN) -> None:
     """Change scores [rows, vocab], float32 and finite, in place."""
     if edits is not None:
         _penalize(scores, edits)
@@ -94,9 +94,7 @@ def edit(scores: Tensor, edits: RowEdits | None, masks: TokenMasks | None) -> No
             if asks.allowed is not None:
                 _allow_only(scores[row], torch.from_numpy(asks.allowed))
     if masks is not None:
-        allowed = torch.from_numpy(masks.allowed(scores.shape[1]))
-        for row, own in zip(masks.rows.tolist(), allowed, strict=True):
-            scores[row].masked_fill_(~own, BANNED)
+        operations.ban(scores, masks)
 
 
 def _penalize(scores: Tensor, edits: RowEdits) -> None:

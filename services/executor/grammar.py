@@ -10,10 +10,11 @@ Compiling recurses as deep as definitions refer to one another, and so has a sta
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
 from services.executor.batch import I32
 from services.executor.depth import deeply
@@ -24,6 +25,7 @@ from services.wire.messages import Constraint, ConstraintKind
 _ANY_OBJECT = '{"type": "object"}'
 _FORESIGHT = 128  # characters of forced text that are looked at, or more if they are fewer tokens than
 _FORESIGHT_TOKENS = 16
+_SPELLINGS = 4096  # forced texts whose tokens are kept: keys, quotes and brackets come again in each text of a grammar
 _DEAD_END = "NoExtensionBias"  # what the library says of it
 _WITHHELD = "<non-verbose/>"  # what it writes in place of the text and the state
 
@@ -51,18 +53,47 @@ class Matcher:
         self._matcher = matcher
         self.is_dead_end = False
 
-    def follow(self, tokens: Sequence[int], bits: I32) -> str:
-        """Take in tokens, then set the bits [words] of those that may follow. Returns "", or why none is known."""
+    @property
+    def inner(self) -> LLMatcher:
+        """The library's own, for Masker."""
+        return self._matcher
+
+    def take_in(self, tokens: Sequence[int]) -> None:
+        """Go on by these tokens."""
         # What is drawn after the end of a text, by steps that were planned before it was known, is thrown away.
-        has_ended = self._matcher.is_stopped() and not self._matcher.is_error()
-        is_accepted = has_ended or self._matcher.consume_tokens(list(tokens))
-        if is_accepted:
-            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-        if is_accepted and not self._matcher.is_error():
+        if self._matcher.is_error() or not self._matcher.is_stopped():
+            self._matcher.consume_tokens(list(tokens))
+
+    def why(self) -> str:
+        """After the mask was worked out: "", or why none is known."""
+        if not self._matcher.is_error():
             return ""
         error = _readable(self._matcher.get_error())
         self.is_dead_end = error == _DEAD_END
         return "no token may follow" if self.is_dead_end else error
+
+    def follow(self, tokens: Sequence[int], bits: I32) -> str:
+        """Take in tokens, then set the bits [words] of those that may follow. Returns what `why` says."""
+        self.take_in(tokens)
+        if not self._matcher.is_error():
+            self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        return self.why()
+
+
+class Masker:
+    """Works out the masks of several texts at once, by threads of the library's own and without the GIL.
+
+    Whoever does so one by one gives the GIL away for each and has to ask for it back, and so has the thread that runs
+    the steps: it then loses more time than the masks take.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._executor = LLExecutor(num_threads)
+
+    def fill(self, matchers: Sequence[Matcher], bits: I32) -> None:
+        """Set the bits [matchers, words] of the tokens that may follow; each matcher then says `why` if none may."""
+        inner = [(matcher.inner, index) for index, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(inner, bits.ctypes.data, bits.strides[0], len(bits))
 
 
 class Grammar:
@@ -137,6 +168,7 @@ class Spelling:
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.bos_token_id = None
         self._tokenizer: LLTokenizer | None = None
+        self._spelled = lru_cache(_SPELLINGS)(self._spell)
 
     def tokenizer(self) -> LLTokenizer:
         """What grammars are compiled with; any of the model's ends may follow a text that is complete."""
@@ -156,18 +188,18 @@ class Spelling:
         seen = ""
         while len(token_ids) < _FORESIGHT_TOKENS and seen != text:
             seen = text[: max(_FORESIGHT, 4 * len(seen))]
-            token_ids = self._spell(seen)
+            token_ids = list(self._spelled(seen))
             if not token_ids:
                 return []
         # The last ones may be cut otherwise where the text goes on.
         return token_ids if seen == text else token_ids[:-2]
 
-    def _spell(self, text: str) -> list[int]:
+    def _spell(self, text: str) -> tuple[int, ...]:
         raw = text.encode()
         token_ids = self._vocabulary.encode(text, parse_special=False)
         if self._bytes_of(token_ids) != raw and self._tokenizer is not None:
             token_ids = self._tokenizer.greedy_tokenize(text)
-        return token_ids if self._bytes_of(token_ids) == raw else []
+        return tuple(token_ids) if self._bytes_of(token_ids) == raw else ()
 
     def _bytes_of(self, token_ids: list[int]) -> bytes:
         return b"".join(self.tokens[token_id] for token_id in token_ids)

@@ -3,6 +3,7 @@
 Plain numpy, shared by every backend. Whoever computes such masks may do so while the forward pass runs.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,3 +32,11 @@ class TokenMasks:
 def num_words(vocab_size: int) -> int:
     """How many words of 32 bits hold one bit for each token."""
     return -(-vocab_size // WORD_BITS)
+
+
+def words_of(token_ids: Iterable[int]) -> tuple[I64, I32]:
+    """Where the bits of some tokens are: the indices of their words, rising, and the bits in each."""
+    words: dict[int, int] = {}
+    for token_id in sorted(token_ids):
+        words[token_id // WORD_BITS] = words.get(token_id // WORD_BITS, 0) | 1 << token_id % WORD_BITS
+    return np.array(list(words), np.int64), np.array(list(words.values()), np.uint32).view(np.int32)

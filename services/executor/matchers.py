@@ -1,8 +1,9 @@
 """Structured output of the slots: which tokens each constrained sequence may draw next.
 
 A slot's Match follows the tokens that its generation has put out: those before a preemption or a restart are taken in
-first, so a sequence continues where it was. As soon as a step's tokens are known, threads of their own take them in and
-work out the next masks, which release the GIL; the next forward pass runs meanwhile, and only sampling waits for them.
+first, so a sequence continues where it was. As soon as a step's tokens are known, a thread of its own takes them in and
+has the next masks worked out, all at once and without the GIL: from when the step's tokens leave until the next forward
+pass is under way there is a core to spare. Only sampling waits for them.
 Knows nothing of logits. Driven by one thread; a Match is touched by one thread at a time, its last task.
 """
 
@@ -13,14 +14,11 @@ import numpy as np
 
 from services.executor.backend import Unsupported
 from services.executor.batch import I32, I64, Mask, StepBatch
-from services.executor.grammar import Grammar
+from services.executor.grammar import Grammar, Masker
 from services.executor.grammars import Grammars
-from services.executor.masks import TokenMasks, num_words
+from services.executor.masks import TokenMasks, num_words, words_of
 from services.executor.slots import read_column
 from services.wire.messages import ModelCard, Sampling, SlotInit
-
-# Fewer rows than this for each thread are not worth handing over.
-_ROWS_PER_THREAD = 8
 
 
 class Match:
@@ -36,33 +34,52 @@ class Match:
         self.why = ""
         self._grammar = grammar
         self._shares_lexer = not grammar.is_worn
-        self._matcher = grammar.start() if self._shares_lexer else grammar.start_alone()
+        self.matcher = grammar.start() if self._shares_lexer else grammar.start_alone()
         self._tokens: list[int] = []
         self._min_tokens = sampling.min_tokens
-        self._stops = read_column(sampling.stop_token_ids)
-        self._eos = np.array(card.eos_token_ids if sampling.ignore_eos else (), np.int32)
+        ends = card.eos_token_ids if sampling.ignore_eos else ()
+        self._early_ends = words_of((*ends, *read_column(sampling.stop_token_ids).tolist()))
+        self._late_ends = words_of(ends)
+
+    @property
+    def num_known_words(self) -> int:
+        """How many words its matcher sets: as many for all constraints on one vocabulary."""
+        return len(self._known_bits)
 
     def follow(self, tokens: Sequence[int]) -> None:
         """Take in tokens and set the bits anew."""
         self._tokens.extend(tokens)
-        self.why = self._matcher.follow(tokens, self._known_bits)
-        if self.why and self._shares_lexer and not self._matcher.is_dead_end:
+        self._judge(self.matcher.follow(tokens, self._known_bits))
+
+    def take_in(self, token: int) -> None:
+        """Take in a token; `settle` comes next."""
+        self._tokens.append(token)
+        self.matcher.take_in([token])
+
+    def settle(self, bits: I32) -> None:
+        """The bits that its matcher has set meanwhile, elsewhere."""
+        self._known_bits[:] = bits
+        self._judge(self.matcher.why())
+
+    def _judge(self, why: str) -> None:
+        self.why = why
+        if why and self._shares_lexer and not self.matcher.is_dead_end:
             # Other texts may have used the lexer up; this one is judged by its own needs.
             self._grammar.is_worn, self._shares_lexer = True, False
-            self._matcher = self._grammar.start_alone()
-            self.why = self._matcher.follow(self._tokens, self._known_bits)
+            self.matcher = self._grammar.start_alone()
+            self.why = self.matcher.follow(self._tokens, self._known_bits)
         if self.why:
             self.bits.fill(0)
         else:
             self._hold_open()
 
     def _hold_open(self) -> None:
-        ends = np.concatenate((self._eos, self._stops)) if len(self._tokens) < self._min_tokens else self._eos
-        if len(ends):
-            others = self.bits.copy()
-            np.bitwise_and.at(others.view(np.uint32), ends // 32, ~(np.uint32(1) << (ends % 32).astype(np.uint32)))
-            if others.any():
-                self.bits[:] = others
+        words, ends = self._early_ends if len(self._tokens) < self._min_tokens else self._late_ends
+        held = self.bits[words] & ends
+        if held.any():
+            self.bits[words] ^= held
+            if not self.bits.any():
+                self.bits[words] ^= held
 
 
 class Matchers:
@@ -71,8 +88,10 @@ class Matchers:
     def __init__(self, grammars: Grammars, card: ModelCard, num_threads: int) -> None:
         self._grammars = grammars
         self._card = card
-        self._num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="mask")
+        self._masker = Masker(num_threads)
+        # Whoever begins may have much to take in; those that go on are not to wait for it.
+        self._starters = ThreadPoolExecutor(1, thread_name_prefix="match")
+        self._followers = ThreadPoolExecutor(1, thread_name_prefix="mask")
         self._matches: dict[int, Match] = {}
         self._starting: dict[int, Future[Match]] = {}
         self._going: dict[int, Future[None]] = {}
@@ -86,7 +105,7 @@ class Matchers:
         if grammar is None:
             raise Unsupported(f"constraint {op.constraint} is not prepared")
         outputs = read_column(op.known_tokens)[op.num_prompt_tokens :].tolist()
-        self._starting[op.slot] = self._threads.submit(self._start, grammar, op.sampling, outputs)
+        self._starting[op.slot] = self._starters.submit(self._start, grammar, op.sampling, outputs)
 
     def drop(self, slot: int) -> None:
         """The slot's generation is over."""
@@ -115,12 +134,10 @@ class Matchers:
         tokens, is_drawn: one for each sampling row; whether its token means anything.
         """
         rows = masks.rows[is_drawn[masks.rows]]
-        drawn = list(zip(batch.slots[batch.sampling_rows[rows]].tolist(), tokens[rows].tolist(), strict=True))
-        size = max(_ROWS_PER_THREAD, -(-len(drawn) // self._num_threads))
-        for start in range(0, len(drawn), size):
-            group = drawn[start : start + size]
-            task = self._threads.submit(_follow, [(self._matches[slot], token) for slot, token in group])
-            self._going.update((slot, task) for slot, _ in group)
+        slots = batch.slots[batch.sampling_rows[rows]].tolist()
+        if slots:
+            task = self._followers.submit(self._follow, [self._matches[slot] for slot in slots], tokens[rows].tolist())
+            self._going.update((slot, task) for slot in slots)
 
     def why_stuck(self, slot: int) -> str:
         """Why nothing may follow in this slot; "" where something may, as far as its constraint goes."""
@@ -140,7 +157,10 @@ class Matchers:
         match.follow(outputs)
         return match
 
-
-def _follow(drawn: list[tuple[Match, int]]) -> None:
-    for match, token in drawn:
-        match.follow([token])
+    def _follow(self, matches: list[Match], tokens: list[int]) -> None:
+        for match, token in zip(matches, tokens, strict=True):
+            match.take_in(token)
+        bits = np.zeros((len(matches), matches[0].num_known_words), np.int32)
+        self._masker.fill([match.matcher for match in matches], bits)
+        for match, own in zip(matches, bits, strict=True):
+            match.settle(own)

@@ -21,6 +21,7 @@ from services.executor.matchers import Matchers
 from services.executor.prompt_logprobs import PromptScorer
 from services.executor.sampler import Sampled, sample
 from services.executor.sampling_state import NONE_WANTED, SamplingState
+from services.executor.scores import PLAIN, ScoreOperations
 from services.wire.messages import CopyBlocks, CopyDirection, SlotInit
 
 CONSUMED = -1
@@ -54,7 +55,12 @@ class TorchBackend(Generic[P]):
         self._sampling = SamplingState(num_slots, capacity.card.context_length)
         self._scorer = PromptScorer(model.logits, self._sampling)
         self._copies_done: list[int] = []
+        self._scores: ScoreOperations = PLAIN
         self._matchers = Matchers(Grammars(lambda constraint: None, cache_size=0), capacity.card, num_threads=1)
+
+    def sample_by(self, operations: ScoreOperations) -> None:
+        """What the sampler does with whole rows is done by these from now on."""
+        self._scores = operations
 
     def follow(self, matchers: Matchers) -> None:
         """Slots initialised from now on may have a constraint, of these."""
@@ -147,7 +153,7 @@ class TorchBackend(Generic[P]):
         rows = self._sampling.rows(slots, batch.kv_lens[batch.sampling_rows])
         # The forward pass is behind us, and the masks were worked out beside it.
         masks = self._matchers.masks(batch)
-        sampled = sample(logits, rows, masks)
+        sampled = sample(logits, rows, masks, self._scores)
         if masks is not None:
             self._matchers.advance(batch, masks, sampled.tokens.numpy(), is_finite.numpy() & ~sampled.stuck)
         self._sampling.history.append(slots, sampled.tokens)

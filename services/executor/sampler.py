@@ -17,6 +17,7 @@ from services.executor.draws import MIN_TEMPERATURE, uniforms
 from services.executor.edits import edit
 from services.executor.masks import TokenMasks
 from services.executor.sampling_state import SamplingRows
+from services.executor.scores import PLAIN, ScoreOperations
 from services.executor.selection import Ranking
 from services.executor.truncation import Kept, Limits, truncate
 from services.executor.weighing import Weigher, first_above
@@ -30,9 +31,11 @@ class Sampled:
     stuck: Mask
 
 
-def sample(logits: Tensor, rows: SamplingRows, masks: TokenMasks | None = None) -> Sampled:
+def sample(
+    logits: Tensor, rows: SamplingRows, masks: TokenMasks | None = None, operations: ScoreOperations = PLAIN
+) -> Sampled:
     """logits [rows, vocab], float32, finite and contiguous -> one token a row. The logits are edited in place."""
-    edit(logits, rows.edits, masks)
+    edit(logits, rows.edits, masks, operations)
     ranking = Ranking(logits)
     stuck: Mask = np.isneginf(ranking.best_scores)
     is_drawn = (rows.temperature > 0) & ~stuck

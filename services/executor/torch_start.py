@@ -23,9 +23,11 @@ from services.executor.native.choice import choose_kernels, kv_type
 from services.executor.native.loading import load_native
 from services.executor.native.model import kv_blocks
 from services.executor.native.packing import Packer
+from services.executor.native.scores import NativeScores
 from services.executor.operations import ReferenceOperations
 from services.executor.placement import Placement
 from services.executor.runner import Model, TorchBackend
+from services.executor.scores import PLAIN, ScoreOperations
 from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings, SettingsError
 from services.wire.messages import ModelCard, RowFlag
@@ -38,11 +40,12 @@ _DTYPES = {"exact": torch.float32, "fast": torch.float32, "bfloat16": torch.bflo
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, the blocks of its KV memory, and what it computes in."""
+    """A model, the blocks of its KV memory, what it computes in, and what its sampler computes with."""
 
     model: Model[Any]
     blocks: BlockShape
     computes_in: str
+    scores: ScoreOperations
 
 
 class Following(Backend, Protocol):
@@ -70,6 +73,7 @@ def open_torch(
     loaded = _load(settings, checkpoint)
     capacity = _capacity(settings, _card(settings, checkpoint, loaded, name), free_memory())
     backend = TorchBackend(loaded.model, capacity, KvCache(capacity, checkpoint.config.num_layers, loaded.blocks))
+    backend.sample_by(loaded.scores)
     _make_ready(settings, backend, grammars)
     log.info("model.loaded", path=str(path), computes_in=loaded.computes_in, num_blocks=capacity.num_blocks)
     return backend
@@ -84,7 +88,7 @@ def _open_on_gpu(settings: ExecutorSettings, path: Path, name: str, grammars: Gr
     config = checkpoint.config
     model = load_llama(checkpoint, open_operations(settings, device, dtype), Placement(device.target, dtype))
     blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim, dtype)
-    loaded = Loaded(model, blocks, str(dtype).removeprefix("torch."))
+    loaded = Loaded(model, blocks, str(dtype).removeprefix("torch."), PLAIN)
     capacity = _capacity(settings, _card(settings, checkpoint, loaded, name), device.free_bytes())
     backend = open_backend(settings, model, capacity, blocks, device)
     _make_ready(settings, backend, grammars)
@@ -113,10 +117,11 @@ def _load(settings: ExecutorSettings, checkpoint: Checkpoint) -> Loaded:
         dtype = _DTYPES[settings.precision]
         blocks = plain_blocks(settings.block_size, config.num_kv_heads, config.head_dim, dtype)
         model = load_llama(checkpoint, ReferenceOperations(), Placement(dtype=dtype))
-        return Loaded(model, blocks, str(dtype).removeprefix("torch."))
+        return Loaded(model, blocks, str(dtype).removeprefix("torch."), PLAIN)
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, settings.block_size, kv_type(settings))
     native = load_native(checkpoint, shape, Packer(kernels, torch.get_num_threads()))
-    return Loaded(native, kv_blocks(shape), f"int8 {kernels.name.decode()}")
+    scores = NativeScores(kernels, torch.get_num_threads())
+    return Loaded(native, kv_blocks(shape), f"int8 {kernels.name.decode()}", scores)
 
 
 def _dummy_step(block_size: int) -> StepBatch:

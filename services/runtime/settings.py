@@ -98,7 +98,7 @@ class ExecutorSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     num_host_blocks: Count = 0  # the same in blocks; 0 = from swap_space_mb
     max_rows: Positive = 288  # rows of a step, and run slots; unless given, an eighth more than max_num_seqs
     num_threads: Count = 0  # compute threads; 0 = every core
-    mask_threads: Positive = 2  # threads that work out which tokens structured output allows
+    mask_threads: Positive = 1  # threads that work out which tokens structured output allows
     constraint_cache: Count = 64  # compiled constraints kept beyond those that live requests use
     constraint_size: Positive = 100_000  # most symbols of a constraint's grammar
     constraint_states: Positive = 50_000  # most states of its lexer; each takes one or two kB

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from services.executor.attention import ReferencePlan
-from services.executor.batch import I32
 from services.executor.grammar import Compiler, Grammar, Matcher
 from services.executor.grammars import Grammars
 from services.executor.kv_cache import KvCache, plain_blocks
@@ -269,13 +268,16 @@ class Gated(Grammar):
 
 
 class GatedMatcher(Matcher):
-    def __init__(self, grammar: Gated, inner: Matcher) -> None:
-        self._grammar, self._inner = grammar, inner
-        self.is_dead_end = False
+    def __init__(self, grammar: Gated, matcher: Matcher) -> None:
+        super().__init__(matcher.inner)
+        self._grammar = grammar
 
-    def follow(self, tokens: Sequence[int], bits: I32) -> str:
+    def take_in(self, tokens: Sequence[int]) -> None:
         assert self._grammar.gate.wait(PATIENCE_S)
-        why = self._inner.follow(tokens, bits)
+        super().take_in(tokens)
+
+    def why(self) -> str:
+        why = super().why()
         self._grammar.done.set()
         return why
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#define TANDEM_ABI_VERSION 1
+#define TANDEM_ABI_VERSION 2
 
 extern "C" {
 
@@ -85,6 +85,9 @@ struct TandemKernels {
     // values, ids [rows][count]: the largest first, of equal ones the lower id.
     void (*best)(const float *logits, int32_t rows, int32_t vocab, int32_t count, float *values, int64_t *ids,
                  int32_t threads);
+    // In each of count rows of scores: minus infinity where bit t % 32 of word t / 32 is not set; bits [count][words].
+    void (*ban)(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count,
+                int32_t threads);
     // out [T][hidden], normalized for the head. scratch: forward_bytes(...) bytes, aligned to 64.
     int64_t (*forward_bytes)(const TandemModel *model, int32_t tokens, int32_t threads);
     void (*forward)(const TandemModel *model, const TandemStep *step, const TandemPools *pools, uint8_t *scratch,

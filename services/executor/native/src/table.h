@@ -2,6 +2,7 @@
 #pragma once
 #include "best.h"
 #include "forward.h"
+#include "scores.h"
 
 namespace {
 
@@ -93,6 +94,15 @@ void best_entry(const float *logits, int32_t rows, int32_t vocab, int32_t count,
     });
 }
 
+void ban_entry(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count, int32_t threads) {
+    const int words = (vocab + 31) / 32;
+    together(threads, [&](Team &team) {
+        team.each(count, [&](int index) {
+            ban_in_row(scores + rows[index] * vocab, bits + int64_t(index) * words, vocab);
+        });
+    });
+}
+
 int64_t forward_bytes_entry(const TandemModel *model, int32_t tokens, int32_t threads) {
     return Workspace(*model, tokens, threads, nullptr).bytes;
 }
@@ -106,7 +116,7 @@ void forward_entry(const TandemModel *model, const TandemStep *step, const Tande
 constexpr TandemKernels make_table(const char *name) {
     return {name,           LANES,    packed_bytes,          pack_entry,         embed_entry,
             linear_entry,   add_normalize_entry, rotate_and_store_entry, attend_entry, gate_entry,
-            best_entry,     forward_bytes_entry, forward_entry};
+            best_entry,     ban_entry,             forward_bytes_entry,    forward_entry};
 }
 
 }  // namespace

@@ -64,11 +64,13 @@ class Scorer:
         return self._model.forward(StepInputs(token_ids, positions, cells, plan), self._kv)
 
 
-def native_scorer(checkpoint: Checkpoint, kernels: Kernels, kv_type: KvType = KvType.FLOAT16) -> Scorer:
+def native_scorer(
+    checkpoint: Checkpoint, kernels: Kernels, kv_type: KvType = KvType.FLOAT16, num_threads: int = 1
+) -> Scorer:
     config = checkpoint.config
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
     capacity = small_capacity(config.vocab_size, NUM_BLOCKS)
-    model = load_native(checkpoint, shape, Packer(kernels, 1))
+    model = load_native(checkpoint, shape, Packer(kernels, num_threads))
     return Scorer(model, KvCache(capacity, config.num_layers, kv_blocks(shape)))
 
 
@@ -116,6 +118,16 @@ def test_chunks_change_no_bit(kernels: Kernels, default: Checkpoint, kv_type: Kv
     token_ids = golden()[0]["prompt_token_ids"][:40]
     whole = scorer.logits(token_ids, 0)
     assert torch.equal(scorer.logits(token_ids, 0, chunk=7), whole)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 9])
+def test_threads_change_no_bit(kernels: Kernels, default: Checkpoint, num_threads: int) -> None:
+    """More threads than cores: some have none while others finish a phase, and must skip what was done without them."""
+    token_ids = golden()[0]["prompt_token_ids"][:12]
+    alone = native_scorer(default, kernels).logits(token_ids, 0)
+    together = native_scorer(default, kernels, num_threads=num_threads)
+    for chunk in (1, 5, 12):
+        assert torch.equal(together.logits(token_ids, 0, chunk), alone)
 
 
 @needs_kernels
