@@ -83,8 +83,7 @@ class Matcher:
 class Masker:
     """Works out the masks of several texts at once, by threads of the library's own and without the GIL.
 
-    Whoever does so one by one gives the GIL away for each and has to ask for it back, and so has the thread that runs
-    the steps: it then loses more time than the masks take.
+    One by one, each would give the GIL away and ask for it back, in turns with the thread that runs the steps.
     """
 
     def __init__(self, num_threads: int) -> None:
