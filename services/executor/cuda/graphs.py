@@ -16,7 +16,7 @@ from services.executor.capacity import Capacity
 from services.executor.cuda.device import Device, Graph
 from services.executor.cuda.layout import Layout
 from services.executor.cuda.plan import DevicePlan, count_splits
-from services.executor.cuda.staging import forward_fields
+from services.executor.cuda.staging import forward_fields, table_width
 
 # The forward pass and the logits: (inputs by name, plan, where the logits [rows, vocab] go) -> hidden [rows, hidden].
 Captured = Callable[[dict[str, Tensor], DevicePlan, Tensor], Tensor]
@@ -44,7 +44,7 @@ class DecodeGraphs:
         most, target = max(sizes.buckets, default=0), device.target
         with device.working():
             self.arrival = torch.zeros(sizes.arrival_bytes, dtype=torch.uint8, device=target)
-            self._table = torch.zeros(most, capacity.max_blocks_per_slot, dtype=torch.int32, device=target)
+            self._table = torch.zeros(most, table_width(capacity.max_blocks_per_slot), dtype=torch.int32, device=target)
             self.hidden = torch.zeros(most, sizes.hidden_size, dtype=sizes.dtype, device=target)
             self.logits = torch.zeros(most, capacity.card.vocab_size, device=target)
             self._counting = torch.arange(most + 1, dtype=torch.int32, device=target)

@@ -15,7 +15,7 @@ from services.executor.cuda.graphs import Sizes
 from services.executor.cuda.layout import Layout
 from services.executor.cuda.memory import DeviceKv
 from services.executor.cuda.plan import DevicePlan
-from services.executor.cuda.staging import forward_fields, other_fields
+from services.executor.cuda.staging import forward_fields, other_fields, table_width
 from services.executor.kv_cache import BlockShape
 from services.executor.model import Llama
 from services.runtime.settings import ExecutorSettings
@@ -46,7 +46,7 @@ def open_draw(choice: Choice) -> Draw:
 def sizes_of(capacity: Capacity, config: LlamaConfig, buckets: tuple[int, ...], dtype: torch.dtype) -> Sizes:
     """buckets: of the steps to be captured, rising."""
     most = max(buckets, default=0)
-    fields = [*forward_fields(most, most), *other_fields(most, capacity.max_blocks_per_slot, (most, most))]
+    fields = [*forward_fields(most, most), *other_fields(most, table_width(capacity.max_blocks_per_slot), (most, most))]
     return Sizes(buckets, Layout(fields).num_bytes, config.hidden_size, dtype, config.num_kv_heads)
 
 

@@ -70,7 +70,9 @@ def running_sums(lengths: I32) -> I32:
 def count_splits(num_rows: int, num_kv_heads: int, num_processors: int) -> int:
     """Stretches for each decode row: 1 where rows alone keep the device busy, else as many as that takes.
 
-    Never told by the rows' lengths, so a captured launch fits every step of as many rows.
+    Never told by the rows' lengths, so a captured launch fits every step of as many rows. A power of two: each
+    number is a kernel of its own, compiled at first use.
     """
     num_programs = max(num_rows, 1) * num_kv_heads
-    return min(max(num_processors * _PROGRAMS_PER_PROCESSOR // num_programs, 1), _MOST_SPLITS)
+    wanted = min(max(num_processors * _PROGRAMS_PER_PROCESSOR // num_programs, 1), _MOST_SPLITS)
+    return 1 << (wanted.bit_length() - 1)

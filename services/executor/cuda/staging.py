@@ -15,6 +15,8 @@ from services.executor.cuda.asks import Asks
 from services.executor.cuda.layout import Field, Layout
 from services.executor.cuda.plan import running_sums, tiles_of
 
+# Rows of block tables begin at multiples of this many entries: Triton compiles a kernel anew for strides that do not.
+TABLE_ALIGNMENT = 16
 HOST_TOKEN = -1  # in `sources`: the token is the one in token_ids, not the last one of a slot
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -57,11 +59,16 @@ def other_fields(num_rows: int, width: int, sampling: tuple[int, int]) -> list[F
     ]
 
 
+def table_width(num_blocks: int) -> int:
+    """Entries of a row of a block table that holds so many blocks."""
+    return -(-max(num_blocks, 1) // TABLE_ALIGNMENT) * TABLE_ALIGNMENT
+
+
 def stage(batch: StepBatch, asks: Asks | None, bucket: int | None) -> Staged:
     """bucket: rows of a captured step, or None."""
     num_rows, num_tokens = bucket or batch.num_rows, bucket or batch.num_tokens
     num_cut = len(asks.cut_rows) if asks is not None else 0
-    width = max(batch.block_tables.shape[1], 1)
+    width = table_width(batch.block_tables.shape[1])
     fields = [
         *forward_fields(num_tokens, num_rows),
         *other_fields(num_rows, width, (len(batch.sampling_rows), num_cut)),
@@ -90,7 +97,7 @@ def fill(arrays: Arrays, staged: Staged) -> None:
     arrays["kv_lens"][own] = batch.kv_lens
     arrays["cu_seqlens_k"][:] = running_sums(arrays["kv_lens"].astype(np.int32))
     if batch.block_tables.size:
-        arrays["table"][own] = batch.block_tables
+        arrays["table"][own, : batch.block_tables.shape[1]] = batch.block_tables
     arrays["slots"][:] = batch.slots[batch.sampling_rows]
     arrays["last"][:] = batch.last_tokens[batch.sampling_rows]
     if asks is not None:

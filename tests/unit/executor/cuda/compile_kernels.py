@@ -56,8 +56,7 @@ KERNELS: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
     ),
     (
         draw_kernels._choose_kernel,
-        {"scores": "*fp32", "tokens": "*i32", "is_finite": "*i32", "out": "*i32"}
-        | {"num_rows": "i32", "num_stretches": "i32"},
+        {"scores": "*fp32", "tokens": "*i32", "is_finite": "*i32", "out": "*i32"} | {"num_stretches": "i32"},
         {"BLOCK": 128},
     ),
 ]

@@ -117,7 +117,8 @@ def test_the_tiles_cover_every_query_of_the_longer_rows_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "num_kv_heads", "expected"), [(1, 8, 16), (4, 8, 8), (16, 8, 2), (33, 8, 1), (256, 3, 1), (0, 1, 16)]
+    ("num_rows", "num_kv_heads", "expected"),
+    [(1, 8, 16), (4, 8, 8), (16, 8, 2), (33, 8, 1), (3, 8, 8), (256, 3, 1), (0, 1, 16)],
 )
 def test_rows_are_cut_where_they_alone_do_not_keep_the_device_busy(
     num_rows: int, num_kv_heads: int, expected: int
