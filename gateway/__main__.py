@@ -17,7 +17,7 @@ from services import tokenizer
 from services.runtime import models, process
 from services.runtime.lifecycle import Stop, run
 from services.runtime.run_dir import publish
-from services.runtime.settings import ServerSettings
+from services.runtime.settings import ModelSettings, ServerSettings
 from services.wire.links import open_async_inlet, open_outlet
 from services.wire.topology import STATUS, SUBMIT, TEXT
 
@@ -49,19 +49,19 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
             publish(run_dir / f"{name}.{what}", bound)
     publish(run_dir / f"{name}.listen", address)
     try:
-        await server.serve(partial(_load, models.resolve(settings.model, with_weights=False)))
+        await server.serve(partial(_load, settings.model))
     finally:
         links.texts.close()
         links.statuses.close()
 
 
-def _load(path: Path) -> tokenizer.Tokenizer:
-    """The tokenizer, and then a calmer garbage collector.
+def _load(model: ModelSettings) -> tokenizer.Tokenizer:
+    """The tokenizer, fetched where the model is one of the hub, and then a calmer garbage collector.
 
     What is there by now stays: to look through the tokenizer's tables again and again costs every tenth streamed token.
     Messages and tasks come and go by the thousand, rarely in cycles, so rubbish is looked for less often.
     """
-    loaded = tokenizer.load(path)
+    loaded = tokenizer.load(models.resolve(model, with_weights=False))
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD, 20, 20)

@@ -60,7 +60,7 @@ def read_vocabulary(settings: ServerSettings) -> Vocabulary:
     """The served model's tokenizer, which only constraints need here."""
     from services.tokenizer.tokenizer import load  # noqa: PLC0415
 
-    return load(resolve(settings.model))
+    return load(resolve(settings.model, with_weights=False))
 
 
 def open_backend(settings: ServerSettings, grammars: Grammars) -> Backend:

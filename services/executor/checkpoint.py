@@ -57,6 +57,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     file = gguf_file.read(path)
     config = gguf_config.read_config(file)
     layout = Layout(config, GGUF, FAMILIES[config.family].interleaved_in_gguf)
+    _check_heads(path, config)
     check_tensors(path, file.tensors, layout)
     _check_vocabulary(f"{path}: tokenizer.ggml.tokens", file.lengths.get("tokenizer.ggml.tokens", 0), config)
     return Checkpoint(path, config, file.tensors, layout)
@@ -68,9 +69,16 @@ def _open_directory(path: Path) -> Checkpoint:
     tensors = safetensors_files.read(path)
     config = hf_config.read_config(path, stores_head=HUGGING_FACE.head in tensors)
     layout = Layout(config, HUGGING_FACE)
+    _check_heads(path, config)
     check_tensors(path, tensors, layout)
     _check_vocabulary(str(path / TOKENIZER), _num_tokens(path), config)
     return Checkpoint(path, config, tensors, layout)
+
+
+def _check_heads(path: Path, config: LlamaConfig) -> None:
+    """As many query heads for one key head as for any other."""
+    if config.num_heads % config.num_kv_heads:
+        raise ModelFileError(f"{path}: {config.num_heads} heads cannot share {config.num_kv_heads} heads of keys")
 
 
 def _num_tokens(directory: Path) -> int:

@@ -164,6 +164,8 @@ class Spelling:
         ids = range(vocabulary.vocab_size)
         self.tokens = [vocabulary.token_bytes(token_id) for token_id in ids]
         self.special_token_ids = [token_id for token_id in ids if vocabulary.is_special(token_id)]
+        if not vocabulary.eos_token_ids:
+            raise GrammarError("the model has no end token, so nothing could end a text that is complete")
         self.eos_token_id = vocabulary.eos_token_ids[0]
         self.bos_token_id = None
         self._tokenizer: LLTokenizer | None = None

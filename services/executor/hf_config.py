@@ -13,7 +13,7 @@ from services.executor.families import Family, family_of
 from services.model_file.directory import CONFIG, eos_token_ids, name_of, read_json
 from services.model_file.errors import ModelFileError
 
-_KINDS = {int: "an integer", float: "a number", bool: "true or false", list: "a list"}
+_KINDS = {int: "an integer", float: "a number", bool: "true or false", list: "a list", dict: "an object"}
 _SILU = "silu"
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 

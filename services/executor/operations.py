@@ -44,9 +44,6 @@ class Operations(Attention[P], Protocol[P]):
     def gate(self, gate_up: Tensor) -> Tensor:
         """silu of the first half of the last dimension, times the second half: [T, 2 ffn] -> [T, ffn]."""
 
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The count largest of each row and their ids, largest first, of equal ones the lower id: [rows, count]."""
-
 
 class ReferenceOperations(ReferenceAttention):
     """See the module docstring."""
@@ -83,8 +80,3 @@ class ReferenceOperations(ReferenceAttention):
         """[T, 2 ffn] -> [T, ffn]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
-
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """[rows, vocab] -> twice [rows, count]."""
-        ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return ordered[:, :count], ids[:, :count]

@@ -39,8 +39,10 @@ def read(directory: Path) -> dict[str, StoredTensor]:
 def _read_shards(directory: Path) -> dict[str, StoredTensor]:
     index = directory / INDEX
     places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise ModelFileError(f"{index}: weight_map is no table of file names")
+    if not isinstance(places, dict) or not all(
+        isinstance(name, str) and name == Path(name).name for name in places.values()
+    ):
+        raise ModelFileError(f"{index}: weight_map is no table of names of files beside it")
     shards = sorted(set(places.values()))
     missing = [name for name in shards if not (directory / name).is_file()]
     if missing:

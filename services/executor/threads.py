@@ -104,7 +104,10 @@ class TwoThreads(Generic[W, L, R]):
         self._launching.put(work)
 
     def take(self) -> list[R]:
-        """The results that are there, in order; raises what either thread died of, after the last result was taken."""
+        """The results that are there, in order; where there is none, raises what either thread died of.
+
+        A step that the waiter still holds is lost then: its tokens were told to nobody, and are computed anew.
+        """
         taken = self._finishing.take()
         if not taken:
             self._launching.take()

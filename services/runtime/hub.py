@@ -8,13 +8,15 @@ whole in the cache is used as it is, so that a server that has its model starts 
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 from services.runtime.settings import SettingsError
 
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:/(?P<file>[A-Za-z0-9._/-]+\.gguf))?")
+_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?:/(?P<file>(?:{_PART}/)*{_PART}\.gguf))?")
+_NEEDED = ("config.json", "tokenizer.json")
 _TEXT = ("*.json", "*.jinja")
 _WEIGHTS = ("*.safetensors",)
 _ADVICE = "copy the model's folder to this machine and give its path, or fetch it where there is a network"
@@ -55,20 +57,20 @@ def fetch(name: str, endpoint: str = "", *, with_weights: bool = True) -> Path:
     from huggingface_hub.errors import LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        folder = snapshot_download(repository, allow_patterns=patterns, local_files_only=True)
-        if _is_whole(Path(folder), file, with_weights):
-            return Path(folder, file or "")
-    except LocalEntryNotFoundError:
-        pass
-    try:
+        with suppress(LocalEntryNotFoundError):
+            folder = snapshot_download(repository, allow_patterns=patterns, local_files_only=True)
+            if _is_whole(Path(folder), file, with_weights):
+                return Path(folder, file or "")
         folder = snapshot_download(repository, allow_patterns=patterns, endpoint=endpoint or None)
+        is_whole = _is_whole(Path(folder), file, with_weights)
     except LocalEntryNotFoundError as error:
         raise SettingsError(f"model.path: {name} is not here and the hub cannot be reached: {_ADVICE}") from error
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SettingsError(f"model.path: {name} cannot be fetched from the hub: {reason}") from error
-    if not _is_whole(Path(folder), file, with_weights):
-        raise SettingsError(f"model.path: {name}: the hub has no {file or 'config.json and safetensors'} there")
+    if not is_whole:
+        needed = file or "config.json, tokenizer.json and safetensors"
+        raise SettingsError(f"model.path: {name}: the hub has no {needed} there")
     return Path(folder, file or "")
 
 
@@ -78,7 +80,7 @@ def _is_whole(folder: Path, file: str | None, with_weights: bool) -> bool:
     if file:
         wanted = [file]
     elif with_weights and index.is_file():
-        wanted = ["config.json", *json.loads(index.read_bytes()).get("weight_map", {}).values()]
+        wanted = [*_NEEDED, *json.loads(index.read_bytes()).get("weight_map", {}).values()]
     else:
-        wanted = ["config.json", *(["model.safetensors"] if with_weights else [])]
+        wanted = [*_NEEDED, *(["model.safetensors"] if with_weights else [])]
     return all((folder / name).is_file() for name in wanted)

@@ -1,9 +1,11 @@
 """The life of one service process: settings in, signals heard, body run, an exit code out.
 
 A service's __main__ is one call of `run`. Its settings come from the supervisor, or, where it has none (a container of
-its own), from a file and the environment. SIGTERM asks the body to stop, SIGUSR1 tells it that the engine behind it is
-dead, a second SIGTERM ends the process at once; SIGINT is the supervisor's affair. A process started by a supervisor
-dies with it, whatever ends it. This is the one place that catches every exception: it logs the cause and exits 1.
+its own), from a file and the environment. SIGTERM asks the body to stop; a process that still starts it ends at once,
+with 0: nobody has come to it yet, and to load a model may take longer than a container is given to end. SIGUSR1 tells
+the body that the engine behind it is dead, a second SIGTERM ends the process at once; SIGINT is the supervisor's
+affair. A process started by a supervisor dies with it, whatever ends it. This is the one place that catches every
+exception: it logs the cause and exits 1.
 """
 
 import argparse

@@ -48,7 +48,10 @@ class FileRule:
 
     def __init__(self, source: bytes, blank: str | None) -> None:
         self.source = source
-        loaded = tokenizers.Tokenizer.from_str(source.decode())
+        try:
+            loaded = tokenizers.Tokenizer.from_str(source.decode())
+        except Exception as error:  # the library has no type of its own for a part that it does not know
+            raise ValueError(f"{error}") from error
         self._pre_tokenizer: PreTokenizer | None = loaded.pre_tokenizer
         self._normalizer: Normalizer | None = loaded.normalizer
         self._added: dict[str, AddedToken] = {
@@ -89,7 +92,7 @@ def _read(directory: Path) -> tuple[Vocabulary, FileRule]:
     path = directory / TOKENIZER
     description = read_json(path)
     model = description.get("model") or {}
-    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict) or not model["vocab"]:
         raise TokenizerFileError(f"{path}: the model is {model.get('type')!r}; only BPE is served")
     if not (model.get("byte_fallback") or _has_bytes(description.get("pre_tokenizer"))):
         raise TokenizerFileError(f"{path}: the model is neither byte-level nor does it fall back to bytes")
@@ -180,9 +183,9 @@ def _has_bytes(part: Any) -> bool:
 
 
 def _prefix(loaded: tokenizers.Tokenizer) -> list[int]:
-    """What is put before a text: the beginning-of-text token, if any."""
+    """What is put before a text: the beginning-of-text token, if any; raises ValueError for whatever else is added."""
     plain, whole = (loaded.encode("a", add_special_tokens=adds).ids for adds in (False, True))
     prefix: list[int] = whole[: len(whole) - len(plain)] if whole != plain else []
-    if len(prefix) > 1:
-        raise ValueError(f"{len(prefix)} tokens are put before and after a text, where at most one before it is served")
+    if len(prefix) > 1 or whole != prefix + plain:
+        raise ValueError(f"a text of {plain} becomes {whole}, where at most one token before it is served")
     return prefix

@@ -23,8 +23,13 @@ COMMANDS = {
 MAY_BE_LONG = COMMANDS
 # attend_paged has the signature of the kernels that it stands for.
 MAY_HAVE_MANY_PARAMETERS = COMMANDS | {("services/executor/attention.py", "attend_paged")}
-# Where every exception may be caught: at the end of a process, of a thread, of a call.
-MAY_CATCH_ALL = {"services/runtime/lifecycle.py", "services/executor/threads.py", "gateway/guard.py"}
+# Where every exception may be caught: at the end of a process, of a thread, of a call, and of a library that raises it.
+MAY_CATCH_ALL = {
+    "services/runtime/lifecycle.py",
+    "services/executor/threads.py",
+    "gateway/guard.py",
+    "services/tokenizer/hf_files.py",
+}
 
 ALL = product()
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -89,10 +89,6 @@ class PlainOperations:
         """[T, 2 ffn] -> [T, ffn]."""
         return self._plain.gate(gate_up)
 
-    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """[rows, vocab] -> twice [rows, count]."""
-        return self._plain.best(logits, count)
-
 
 class TritonOperations(PlainOperations):
     """Everything but the products in kernels of our own."""

@@ -61,7 +61,7 @@ def open_flash_2() -> Attend:
 
 
 def open_varlen() -> Attend:
-    """num_splits=1 since more of them give wrong rows with a block table in torch 2.13 (pytorch#194167)."""
+    """num_splits=1 since more of them give wrong rows with a block table in torch 2.13."""
     varlen: Callable[..., Any] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
 
     def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:

@@ -9,7 +9,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 
 class Format(IntEnum):
@@ -127,7 +127,6 @@ class Kernels(ctypes.Structure):
         ("rotate_and_store", _function(None, _SHAPE, _STEP, c_void_p, c_void_p, c_void_p, _POOLS)),
         ("attend", _function(None, _SHAPE, _STEP, c_void_p, _POOLS, c_int32, c_void_p)),
         ("gate", _function(None, c_void_p, c_int32, c_int32, c_void_p, c_int32)),
-        ("best", _function(None, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32)),
         ("ban", _function(None, c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_int32)),
         ("forward_bytes", _function(c_int64, _MODEL, c_int32, c_int32)),
         ("forward", _function(None, _MODEL, _STEP, _POOLS, c_void_p, c_void_p)),

@@ -103,6 +103,7 @@ def release(sender: "zmq.Socket[bytes]") -> None:
     """Close a sending socket with what is unsent, and in the background its context; idempotent."""
     if not sender.closed:
         sender.close(linger=0)
+        _process.senders.discard(sender.context)  # two threads may not end one context
         threading.Thread(target=sender.context.term, daemon=True).start()
 
 

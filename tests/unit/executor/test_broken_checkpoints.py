@@ -130,6 +130,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "size of another type": (config(hidden_size="64"), "hidden_size is '64', not an integer"),
     "size of nothing": (config(vocab_size=0), "vocab_size is 0"),
     "rope scaling": (config(rope_scaling={"type": "longrope"}), "rope scaling of type 'longrope' is not supported"),
+    "rope scaling of another type": (config(rope_scaling="linear"), "rope_scaling is 'linear', not an object"),
+    "heads that do not share": (config(num_attention_heads=9, num_key_value_heads=4), "9 heads cannot share 4 heads"),
     "rope factor": (config(rope_scaling={"type": "linear"}), "factor is missing"),
     "part of a head": (config(partial_rotary_factor=0.5), r"partial_rotary_factor is 0\.5"),
     "activation": (config(hidden_act="gelu"), "hidden_act is 'gelu', not 'silu'"),
@@ -139,7 +141,11 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "shard cut in its table": (cut(SECOND, 100), f"{SECOND}: no safetensors file"),
     "shard cut in its values": (cut(SECOND, 9000), rf"{SECOND}: tensor .*: the file was cut"),
     "empty shard": (cut(SECOND, 0), f"{SECOND}: no safetensors file: cannot mmap an empty file"),
-    "index of another kind": (lambda f: write_json(f / INDEX, {}), "weight_map is no table of file names"),
+    "index that leads elsewhere": (
+        lambda f: write_json(f / INDEX, {"weight_map": {"x": "../x"}}),
+        "weight_map is no table of names of files",
+    ),
+    "index of another kind": (lambda f: write_json(f / INDEX, {}), "weight_map is no table of names of files"),
     "tensor elsewhere": (shard(put("new", torch.zeros(2)), is_listed=False), r"\.1\.new: .* in None"),
     "tensor lost": (
         shard(take("mlp.up_proj.weight"), is_listed=False),

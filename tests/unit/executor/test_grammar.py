@@ -266,3 +266,16 @@ def test_matchers_of_one_grammar_go_their_own_ways() -> None:
     follow(first, [ord("a")])
     assert ord("c") in follow(second, []) and ord("c") not in follow(first, [])
     assert follow(grammar.start_alone(), [ord("a")]) == follow(first, [])
+
+
+class Endless(ToyVocabulary):
+    """A model that has no token for the end of a text."""
+
+    eos_token_ids = ()
+
+
+def test_a_model_without_an_end_token_follows_no_constraint_and_says_why() -> None:
+    compile_endless = Compiler(ExecutorSettings(), Endless)
+    for _ in range(2):
+        with pytest.raises(GrammarError, match="the model has no end token"):
+            compile_endless(Constraint(ConstraintKind.CHOICE, '["a", "b"]'))

@@ -69,12 +69,6 @@ def test_the_gate_is_silu_of_the_first_half_times_the_second() -> None:
     torch.testing.assert_close(OPERATIONS.gate(torch.cat((gate, up), 1)), expected.float())
 
 
-def test_the_best_come_in_order_and_of_equal_ones_the_lower_id_first() -> None:
-    logits = torch.tensor([[1.0, 3.0, 3.0, -1.0], [0.0, 0.0, 0.0, 0.0]])
-    values, ids = OPERATIONS.best(logits, 3)
-    assert ids.tolist() == [[1, 2, 0], [0, 1, 2]] and values.tolist() == [[3.0, 3.0, 1.0], [0.0, 0.0, 0.0]]
-
-
 def test_a_linear_may_have_a_bias() -> None:
     weight, bias, x = torch.randn(6, 4), torch.randn(6), torch.randn(3, 4)
     torch.testing.assert_close(OPERATIONS.pack(weight, bias)(x), x @ weight.T + bias)

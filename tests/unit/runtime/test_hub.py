@@ -18,6 +18,7 @@ FILES = {"config.json": b"{}", "tokenizer.json": b'{"a": 1}', "model.safetensors
 SHARDS = {"a.safetensors": b"a", "b.safetensors": b"b"}
 SHARDED = {
     "config.json": b"{}",
+    "tokenizer.json": b"{}",
     "model.safetensors.index.json": json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}).encode(),
     **SHARDS,
 }
@@ -25,6 +26,7 @@ REPOSITORIES = {
     "org/sharded": SHARDED,
     "org/model": FILES,
     "org/texts": {"README.md": b""},
+    "org/broken": {**SHARDED, "model.safetensors.index.json": b"<html>"},
     "org/packed": {"small.gguf": b"GGUF"},
 }
 
@@ -107,6 +109,12 @@ def test_a_download_that_was_broken_off_is_made_whole(address: str) -> None:
     assert (resolve(ModelSettings(path="org/sharded", hub=address)) / "b.safetensors").read_bytes() == b"b"
 
 
+def test_what_another_program_left_without_a_tokenizer_is_made_whole(address: str) -> None:
+    folder = resolve(ModelSettings(path="org/model", hub=address))
+    (folder / "tokenizer.json").unlink()
+    assert (resolve(ModelSettings(path="org/model", hub=address)) / "tokenizer.json").is_file()
+
+
 def test_a_file_of_a_repository_has_a_name_too(address: str) -> None:
     assert resolve(ModelSettings(path="org/packed/small.gguf", hub=address)).read_bytes() == b"GGUF"
 
@@ -115,7 +123,10 @@ def test_a_file_of_a_repository_has_a_name_too(address: str) -> None:
     ("path", "reason"),
     [
         ("org/nobody", "org/nobody cannot be fetched from the hub: "),
-        ("org/texts", "the hub has no config.json and safetensors there"),
+        ("org/texts", "the hub has no config.json, tokenizer.json and safetensors there"),
+        ("org/broken", "org/broken cannot be fetched from the hub: Expecting value"),
+        ("org/with--dashes", "org/with--dashes cannot be fetched from the hub: "),
+        ("org/packed/../small.gguf", "there is no org/packed/../small.gguf"),
         ("org/packed/large.gguf", "the hub has no large.gguf there"),
         ("nowhere", "there is no nowhere"),
         ("/nowhere/at/all", "there is no /nowhere/at/all"),

@@ -157,3 +157,24 @@ def test_other_kinds_of_models_are_named(tmp_path: Path) -> None:
     other.pre_tokenizer = pre_tokenizers.Whitespace()
     with pytest.raises(TokenizerFileError, match="'WordPiece'; only BPE is served"):
         load(write(tmp_path, {"tokenizer.json": other.to_str().encode()}))
+
+
+def test_a_part_that_the_library_does_not_know_is_named(tmp_path: Path) -> None:
+    unknown = {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "pre_tokenizer": _unknown_part()}
+    with pytest.raises(TokenizerFileError, match=r"tokenizer\.json: data did not match any variant"):
+        load(write(tmp_path, {"tokenizer.json": unknown}))
+
+
+_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+def _unknown_part() -> dict[str, Any]:
+    return {"type": "Sequence", "pretokenizers": [_BYTE_LEVEL, {"type": "OfTomorrow"}]}
+
+
+def test_tokens_put_behind_a_text_are_refused_not_taken_for_its_beginning(tmp_path: Path) -> None:
+    reference = tokenizers.Tokenizer(BPE({"a": 0, "</s>": 1}, []))
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel()
+    reference.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    with pytest.raises(TokenizerFileError, match=r"\[0\] becomes \[0, 1\], where at most one token before"):
+        load(write(tmp_path, {"tokenizer.json": reference.to_str().encode(), "config.json": {"eos_token_id": 1}}))

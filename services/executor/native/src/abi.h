@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#define TANDEM_ABI_VERSION 2
+#define TANDEM_ABI_VERSION 3
 
 extern "C" {
 
@@ -82,9 +82,6 @@ struct TandemKernels {
     void (*attend)(const TandemShape *shape, const TandemStep *step, const float *qkv, const TandemPools *pools,
                    int32_t window, float *out);
     void (*gate)(const float *gate_up, int32_t tokens, int32_t ffn, float *out, int32_t threads);
-    // values, ids [rows][count]: the largest first, of equal ones the lower id.
-    void (*best)(const float *logits, int32_t rows, int32_t vocab, int32_t count, float *values, int64_t *ids,
-                 int32_t threads);
     // In each of count rows of scores: minus infinity where bit t % 32 of word t / 32 is not set; bits [count][words].
     void (*ban)(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count,
                 int32_t threads);

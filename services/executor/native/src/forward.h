@@ -1,6 +1,6 @@
 // A whole step: every layer of a Llama over the packed batch, in one parallel region.
 //
-// Phases of a layer, a barrier after each: the norm of each token and its quantization; q, k and v; rotation and the
+// Phases of a layer, each begun when the one before is done: the norm of each token and its quantization; q, k and v; rotation and the
 // writing of KV; attention, quantized as it leaves; its projection, added to the hidden states; the second norm; gate
 // and up, silu x up, quantized as it leaves; down, added to the hidden states.
 #pragma once

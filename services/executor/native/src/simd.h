@@ -48,7 +48,6 @@ inline F within(F x, F y, int index, int first, int last) {
                             _mm512_cmplt_epi32_mask(at, _mm512_set1_epi32(last));
     return _mm512_mask_blend_ps(is_in, y, x);
 }
-inline bool any_above(F x, F y) { return _mm512_cmp_ps_mask(x, y, _CMP_GT_OQ) != 0; }
 
 inline I zero_int() { return _mm512_setzero_si512(); }
 inline I all_int(int32_t x) { return _mm512_set1_epi32(x); }
@@ -122,7 +121,6 @@ inline F within(F x, F y, int index, int first, int last) {
                                         _mm256_cmpgt_epi32(_mm256_set1_epi32(last), at));
     return _mm256_blendv_ps(y, x, _mm256_castsi256_ps(is_in));
 }
-inline bool any_above(F x, F y) { return _mm256_movemask_ps(_mm256_cmp_ps(x, y, _CMP_GT_OQ)) != 0; }
 
 inline I zero_int() { return _mm256_setzero_si256(); }
 inline I all_int(int32_t x) { return _mm256_set1_epi32(x); }

@@ -1,6 +1,5 @@
 // The table of one variant: each entry opens a parallel region around the kernels. Included last.
 #pragma once
-#include "best.h"
 #include "forward.h"
 #include "scores.h"
 
@@ -84,16 +83,6 @@ void gate_entry(const float *gate_up, int32_t tokens, int32_t ffn, float *out, i
     });
 }
 
-void best_entry(const float *logits, int32_t rows, int32_t vocab, int32_t count, float *values, int64_t *ids,
-                int32_t threads) {
-    together(threads, [&](Team &team) {
-        team.each(rows, [&](int row) {
-            best_of_row(logits + int64_t(row) * vocab, vocab, count, values + int64_t(row) * count,
-                        ids + int64_t(row) * count);
-        });
-    });
-}
-
 void ban_entry(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count, int32_t threads) {
     const int words = (vocab + 31) / 32;
     together(threads, [&](Team &team) {
@@ -116,7 +105,7 @@ void forward_entry(const TandemModel *model, const TandemStep *step, const Tande
 constexpr TandemKernels make_table(const char *name) {
     return {name,           LANES,    packed_bytes,          pack_entry,         embed_entry,
             linear_entry,   add_normalize_entry, rotate_and_store_entry, attend_entry, gate_entry,
-            best_entry,     ban_entry,             forward_bytes_entry,    forward_entry};
+            ban_entry,      forward_bytes_entry,   forward_entry};
 }
 
 }  // namespace

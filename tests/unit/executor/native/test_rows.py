@@ -1,4 +1,4 @@
-"""The kernels that take one token at a time, and the choice of the best, against the plain torch operations."""
+"""The kernels that take one token at a time, against the plain torch operations."""
 
 import numpy as np
 import pytest
@@ -58,16 +58,3 @@ def test_rotate_and_store(kernels: Kernels, heads: tuple[int, int, int], kv_type
     tolerance = {KvType.FLOAT32: 1e-6, KvType.FLOAT16: 2e-3, KvType.INT8: 2e-2}[kv_type]
     for stored, wanted in zip(pools.plain(), expected_pools, strict=True):
         torch.testing.assert_close(stored.nan_to_num(), wanted, atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.parametrize(("vocab", "count"), [(1, 1), (5, 5), (7, 2), (64, 1), (1000, 1), (1000, 50), (4099, 300)])
-def test_best(kernels: Kernels, vocab: int, count: int) -> None:
-    logits = torch.randn(6, vocab)
-    logits[1] = 3.0  # all equal
-    logits[2] = torch.arange(vocab).float()  # rising: every one goes before all that came
-    logits[3] = logits[3].round()  # many equal
-    logits[4, : vocab // 2] = -torch.inf
-    values, ids = torch.empty(6, count), torch.empty(6, count, dtype=torch.int64)
-    kernels.best(logits.data_ptr(), 6, vocab, count, values.data_ptr(), ids.data_ptr(), 2)
-    expected_values, expected_ids = REFERENCE.best(logits, count)
-    assert torch.equal(values, expected_values) and torch.equal(ids, expected_ids)
