@@ -10,7 +10,7 @@ class ToyVocabulary:
     """Ids 0-255 are bytes, then the longer texts; text is cut greedily, the bytes without a token are dropped."""
 
     vocab_size = SIZE
-    eos_token_ids = ENDS
+    eos_token_ids: tuple[int, ...] = ENDS
 
     def __init__(self) -> None:
         texts = [bytes([byte]) for byte in range(256)]
