@@ -141,11 +141,12 @@ async def test_a_bad_question_does_not_end_the_conversation(front: Front) -> Non
 
 
 async def test_ctrl_c_ends_a_stream_in_peace(front: Front) -> None:
-    """In a process of its own, as a shell would run it."""
+    """In a process of its own, as a shell would run it in front: one in the background is born deaf to the signal."""
+    hears = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        "from tandem.cli import main; main()",
+        f"{hears}; from tandem.cli import main; main()",
         *("generate", "--prompt", "x", "--address", front.address),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
