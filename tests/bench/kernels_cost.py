@@ -142,7 +142,7 @@ def attention_of(engine: Engine) -> Callable[[], object]:
     )
     pools = [binding.Pools(keys.data_ptr(), values.data_ptr()) for keys, values in engine.kv.layers]
 
-    def act() -> None:
+    def act(_pointed_at: object = (batch, table)) -> None:
         for layer in pools:
             engine.kernels.attend(shape, step, qkv.data_ptr(), layer, 0, out.data_ptr())
 
