@@ -258,6 +258,24 @@ def test_the_first_comes_back_on_the_prompt_of_another() -> None:
     assert forks(rig) == 1, "only who joins for the first time is counted"
 
 
+def test_a_copied_tail_is_confirmed_with_the_step_that_copied_it() -> None:
+    """A sample that comes back with outputs, in chunks that do not sample: nothing but the step says what it has."""
+    rig = Rig(limits(depth=1, chunk_size=2, prefix_cache=False), block_size=4)
+    submit = ask(rig, 10, 2, max_tokens=20)
+    rig.until(lambda: len(runs(rig)) == 2 and runs(rig)[0].sequence.num_output_tokens >= 8)
+    state = rig.scheduler.state
+    first = runs(rig)[0].sequence
+    assert first.run is not None
+    state.preempt(first.run)
+    rig.until(lambda: first.run is not None)
+    run = first.run
+    assert run is not None and (run.confirmed, run.planned) == (8, 11), "a tail of one, and a chunk"
+    rig.deliver()
+    assert run.confirmed == 11
+    rig.run()
+    assert_alone(rig, submit)
+
+
 # failures
 
 
