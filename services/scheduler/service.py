@@ -245,6 +245,7 @@ class SchedulerService:
             return
         self._ready = ready
         usable = min(self.core.state.limits.max_num_seqs, ready.max_rows)
+        self._tell_load()  # first: whoever finds the engine ready must not balance by blocks it had not yet
         for outlet in self._links.status.values():
             outlet.send(EngineReady(ready.card, ready.num_blocks - 1, ready.block_size, usable))
 

@@ -39,7 +39,9 @@ def test_gateways_hear_of_the_engine_once_the_epoch_is_open() -> None:
     desk.service.turn()
     assert not any(isinstance(message, EngineReady) for message in desk.status.receive())
     desk.open()
-    (ready,) = [message for message in desk.status.receive() if isinstance(message, EngineReady)]
+    *_, load, ready = desk.status.receive()
+    assert isinstance(load, Load) and load.num_blocks == 63, "an engine that is ready is never seen without its blocks"
+    assert isinstance(ready, EngineReady)
     assert (ready.num_blocks, ready.block_size, ready.max_num_seqs, ready.card.context_length) == (63, 4, 16, 512)
     assert any(isinstance(message, EngineReady) for message in desk.other.receive())
 
