@@ -39,7 +39,7 @@ def sample(
     ranking = Ranking(logits)
     stuck: Mask = np.isneginf(ranking.best_scores)
     is_drawn = (rows.temperature > 0) & ~stuck
-    is_cut = is_drawn & (((rows.top_k > 0) & (rows.top_k < ranking.vocab_size)) | (rows.top_p < 1) | (rows.min_p > 0))
+    is_cut = is_drawn & rows.are_cut(ranking.vocab_size)
     tokens = np.zeros(len(stuck), np.int64) if is_drawn.all() else ranking.best()
     temperature = np.maximum(rows.temperature, MIN_TEMPERATURE)
     numbers = uniforms(rows.seeds, rows.outputs)

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.executor.backend import Unsupported
-from services.executor.batch import F64, I32, I64
+from services.executor.batch import F64, I32, I64, Mask
 from services.executor.draws import MASK_64, U64
 from services.executor.edits import RowEdits, SlotEdits
 from services.executor.history import History
@@ -33,6 +33,12 @@ class SamplingRows:
     seeds: U64
     outputs: I64
     edits: RowEdits | None
+
+    def are_cut(self, vocab_size: int) -> Mask:
+        """[rows] which ones draw from a part of the vocabulary alone."""
+        is_limited = ((self.top_k > 0) & (self.top_k < vocab_size)) | (self.top_p < 1) | (self.min_p > 0)
+        cut: Mask = (self.temperature > 0) & is_limited
+        return cut
 
 
 class SamplingState:

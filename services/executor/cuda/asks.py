@@ -32,9 +32,7 @@ def asks_of(rows: SamplingRows, masked: I64, vocab_size: int) -> Asks:
     """masked: the rows that structured output masks."""
     edited = rows.edits.rows if rows.edits is not None else np.zeros(0, np.int64)
     host_rows = np.union1d(edited, masked)
-    is_cut = (rows.temperature > 0) & (
-        ((rows.top_k > 0) & (rows.top_k < vocab_size)) | (rows.top_p < 1) | (rows.min_p > 0)
-    )
+    is_cut = rows.are_cut(vocab_size)
     is_cut[host_rows] = False
     temperatures = np.where(rows.temperature > 0, np.maximum(rows.temperature, LEAST_TEMPERATURE), 0).astype(np.float32)
     temperatures[host_rows] = 0
