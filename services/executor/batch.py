@@ -4,7 +4,7 @@ Plain numpy, shared by every backend; nothing of it changes after it was built, 
 before it still runs. Shapes: R rows, T new tokens, W blocks of the longest row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ Mask = NDArray[np.bool_]
 
 _SAMPLE = int(RowFlag.SAMPLE)
 _FUTURE_INPUT = int(RowFlag.FUTURE_INPUT)
+_MASKED = int(RowFlag.MASKED)
+_DECODE = _SAMPLE | _FUTURE_INPUT
 _MASKED_SAMPLE = int(RowFlag.MASKED | RowFlag.SAMPLE)
 _PROMPT_LOGPROBS = int(RowFlag.PROMPT_LOGPROBS)
 
@@ -43,6 +45,11 @@ class Rows:
     def futures(self) -> Mask:
         mask: Mask = (self.flags & _FUTURE_INPUT) != 0
         return mask
+
+    @property
+    def are_decoding(self) -> bool:
+        """Whether each is a future token that is sampled from, and nothing else is asked of it."""
+        return bool(((self.flags & ~_MASKED) == _DECODE).all())
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -112,4 +119,21 @@ def pack(rows: Rows, tables: I32, block_size: int, step: int, received_ns: int) 
         position_ids=position_ids,
         slot_mapping=block_tables[row_of, position_ids // block_size].astype(np.int64) * block_size
         + position_ids % block_size,
+    )
+
+
+def pack_next(last: StepBatch, ends: I32, tables: I32, block_size: int, received_ns: int) -> StepBatch:
+    """The step after one of decode rows, with the same rows one position on. ends: [R] their kv_lens then."""
+    position_ids = last.kv_lens.astype(np.int64)
+    block_tables = tables[last.slots, : -(-int(ends.max(initial=0)) // block_size)]
+    blocks = block_tables[np.arange(len(ends)), position_ids // block_size].astype(np.int64)
+    return replace(
+        last,
+        step=last.step + 1,
+        received_ns=received_ns,
+        positions=last.kv_lens,
+        kv_lens=ends,
+        block_tables=block_tables,
+        position_ids=position_ids,
+        slot_mapping=blocks * block_size + position_ids % block_size,
     )

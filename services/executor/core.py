@@ -79,6 +79,7 @@ class Engine:
 
     def __init__(self, backend: Backend, instance: int, now_ns: Callable[[], int]) -> None:
         self._backend = backend
+        self._launch = backend.launch if isinstance(backend, Overlapping) else lambda batch: Done(backend.run(batch))
         self._instance = instance
         self._now_ns = now_ns
         self._answers = Answers(now_ns)
@@ -129,9 +130,7 @@ class Engine:
             return self._fail(plan, work.detail)
         try:
             self._apply(plan, begun)
-            if isinstance(self._backend, Overlapping):
-                return self._backend.launch(work.batch)
-            return Done(self._backend.run(work.batch))
+            return self._launch(work.batch)
         except STEP_ERRORS as error:
             log.error("step.raised", step=plan.step, exc_info=True)
             return self._fail(plan, told(plan, error))

@@ -1,17 +1,19 @@
 """From StepPlan to StepBatch: the rows of the last step, minus the dropped, one position on, then the added.
 
 Pure and shared by every backend. It checks the protocol loudly (PlanError) and works on whole columns, so that a
-carried row costs no Python of its own. After a PlanError the decoder must be restarted: its mirror is half advanced.
+carried row costs no Python of its own; a step of decode rows like the one before it keeps the columns that are alike.
+After a PlanError the decoder must be restarted: its mirror is half advanced.
 """
 
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
 
-from services.executor.batch import I32, Mask, Rows, StepBatch, pack
+from services.executor.batch import I32, Mask, Rows, StepBatch, pack, pack_next
 from services.executor.capacity import Capacity
 from services.executor.slots import ANY_POSITION, PlanError, SlotTable, check_slots, read_column
-from services.wire.messages import RowFlag, StepPlan
+from services.wire.messages import AppendBlocks, RowFlag, StepPlan
 
 _CARRIED = int(RowFlag.SAMPLE | RowFlag.FUTURE_INPUT)
 _MASKED = int(RowFlag.MASKED)
@@ -25,12 +27,13 @@ class PlanDecoder:
         self._slots = SlotTable(capacity)
         self._last_rows = _no_rows()
         self._last_step: int | None = None
+        self._decoding: StepBatch | None = None  # the last step, if it was of nothing but decode rows
 
     def restart(self) -> None:
         """A new epoch: no slot lives, the baseline is empty."""
         self._slots.clear()
         self._last_rows = _no_rows()
-        self._last_step = None
+        self._last_step, self._decoding = None, None
 
     def decode(self, plan: StepPlan, received_ns: int) -> StepBatch:
         """The batch of the next step; raises PlanError, after which only `restart` may follow."""
@@ -38,12 +41,37 @@ class PlanDecoder:
             raise PlanError(f"step {plan.step} follows step {self._last_step}")
         for op in plan.ops:
             self._slots.apply(op)
+        batch = self._next(plan, received_ns) or self._changed(plan, received_ns)
+        self._slots.next_positions[batch.slots] = batch.kv_lens
+        self._last_step = plan.step
+        return batch
+
+    def _next(self, plan: StepPlan, received_ns: int) -> StepBatch | None:
+        """The next step of the same decode rows; None where the plan changes more, or where a row comes to an end.
+
+        What holds of every row because it held a step ago is not judged again.
+        """
+        last, table, size = self._decoding, self._slots, self._capacity.block_size
+        if last is None or plan.dropped or plan.slots or plan.host_tokens:
+            return None
+        if not all(isinstance(op, AppendBlocks) for op in plan.ops):
+            return None
+        ends = last.kv_lens + np.int32(1)
+        rooms = np.minimum(table.num_blocks[last.slots] * size, self._capacity.card.context_length)
+        if (ends > rooms).any():
+            return None
+        self._last_rows = replace(self._last_rows, positions=last.kv_lens)
+        self._decoding = pack_next(last, ends, table.block_tables, size, received_ns)
+        return self._decoding
+
+    def _changed(self, plan: StepPlan, received_ns: int) -> StepBatch:
         rows = self._rows(plan)
         self._check(rows)
-        self._slots.next_positions[rows.slots] = rows.positions + rows.counts
         self._slots.has_sampled[rows.slots] |= rows.samples
-        self._last_rows, self._last_step = rows, plan.step
-        return pack(rows, self._slots.block_tables, self._capacity.block_size, plan.step, received_ns)
+        self._last_rows = rows
+        batch = pack(rows, self._slots.block_tables, self._capacity.block_size, plan.step, received_ns)
+        self._decoding = batch if rows.are_decoding else None
+        return batch
 
     def _rows(self, plan: StepPlan) -> Rows:
         """The rows of this step, not yet judged save for what is needed to put them together."""

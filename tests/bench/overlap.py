@@ -3,10 +3,11 @@
 A simulated device in a real executor process; the scheduler's shell in this process, over the real links; another
 process submits requests at the Submit link. The idle time before step N+1 is max(0, launched(N+1) - done(N)) on the
 device's own clock. Depth 1 is the ablation of overlap; a detokenizer that takes its turn in the scheduler's loop is the
-ablation of asynchronous output.
+ablation of asynchronous output. Beside each figure stands what others took of the processors meanwhile (others.py).
 """
 
 import itertools
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from services.wire.liveness import Heart
 from services.wire.memory import memory_link
 from services.wire.messages import FeedbackMessage, ResultMessage, StepResult, TokenMessage
 from services.wire.topology import FEEDBACK, PLAN, RESULT, STATUS, SUBMIT, TEXT, TOKENS, Topology
+from tests.bench import others
 
 NUM_WARM_UP = 40  # steps in which the rows are still joining
 DEADLINE_S = 60.0
@@ -58,13 +60,17 @@ class Setup:
 class RecordingInlet:
     """The result inlet, which keeps the times of every step that passes through it."""
 
-    def __init__(self, inlet: ZmqInlet[ResultMessage]) -> None:
+    def __init__(self, inlet: ZmqInlet[ResultMessage], on_warm: Callable[[], None]) -> None:
         self._inlet = inlet
+        self._on_warm = on_warm
         self.results: list[StepResult] = []
 
     def receive(self) -> list[ResultMessage]:
         messages = self._inlet.receive()
+        was_warm = len(self.results) >= NUM_WARM_UP
         self.results.extend(message for message in messages if isinstance(message, StepResult))
+        if len(self.results) >= NUM_WARM_UP and not was_warm:
+            self._on_warm()
         return messages
 
     def last_heard(self) -> Mapping[int, float]:
@@ -77,16 +83,25 @@ class RecordingInlet:
         self._inlet.close()
 
 
-def measure(setup: Setup) -> dict[str, float]:
+@dataclass(frozen=True)
+class Figures:
+    """Of the steps after the warm-up."""
+
+    idle_share: float
+    step_ms: float
+
+
+def measure(setup: Setup) -> others.Window[Figures]:
     """Idle share of the device and milliseconds a step, the warm-up left out."""
-    steps = trace(setup)[NUM_WARM_UP : setup.num_steps]
+    window = trace(setup)
+    steps = window.figure[NUM_WARM_UP : setup.num_steps]
     idle = sum(max(0, after.t_launched - before.t_done) for before, after in itertools.pairwise(steps))
     span = steps[-1].t_done - steps[0].t_launched
-    return {"idle_share": idle / span, "step_ms": span / len(steps) / 1e6}
+    return others.Window(Figures(idle / span, span / len(steps) / 1e6), window.others_share)
 
 
-def trace(setup: Setup) -> list[StepResult]:
-    """Run one setup; its results in order."""
+def trace(setup: Setup) -> others.Window[list[StepResult]]:
+    """Run one setup; its results in order, and what others took after the warm-up."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir=temporary_root()) as run_dir:
         settings = ServerSettings(
             links=LinkSettings(run_dir=run_dir),
@@ -113,20 +128,21 @@ def trace(setup: Setup) -> list[StepResult]:
             commands.append([sys.executable, "-m", "services.detokenizer", "--settings", str(path)])
         processes = [subprocess.Popen(command) for command in commands]
         try:
-            return _schedule(settings, setup)
+            return _schedule(settings, setup, [process.pid for process in processes])
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
 
 
-def _schedule(settings: ServerSettings, setup: Setup) -> list[StepResult]:
+def _schedule(settings: ServerSettings, setup: Setup, process_ids: list[int]) -> others.Window[list[StepResult]]:
     at = settings.links
     topology = process.topology(at)
     gateway = at.gateways[0]
     submit = open_inlet(SUBMIT, topology.bound_address(SUBMIT))
     result = open_inlet(RESULT, topology.bound_address(RESULT))
-    recording = RecordingInlet(result)
+    readings: list[others.Reading] = []
+    recording = RecordingInlet(result, lambda: readings.append(others.read(process_ids)))
     if setup.is_in_line:
         tokens, feedback, detokenize = _detokenizer_in_line(topology, gateway, at.high_water_mark)
         waited: tuple[ZmqInlet[Any], ...] = (submit, result)
@@ -155,13 +171,14 @@ def _schedule(settings: ServerSettings, setup: Setup) -> list[StepResult]:
             service.turn()
             detokenize()
             poller.wait(0.5)
+        readings.append(others.read(process_ids))
     finally:
         poller.close()
         for inlet in waited:
             inlet.close()
         for outlet in links.outlets():
             outlet.close()
-    return recording.results
+    return others.Window(recording.results, others.share_of_others(*readings))
 
 
 def _detokenizer_in_line(
@@ -183,17 +200,42 @@ def _nothing() -> None:
 
 def run() -> dict[str, object]:
     """Idle shares, the gain of depth 2 over depth 1 by rows and step, and that of the detokenizer's own process."""
-    logs.configure("bench", "warning")
-    figures: dict[str, object] = {
-        f"idle_64_rows_{step_us / 1000:.0f}_ms_depth_{depth}": measure(Setup(depth, 64, step_us, 400))
-        for step_us in (2000.0, 5000.0)
-        for depth in (2, 1)
-    }
+    logs.configure("bench", "error")  # a scheduler that its bench leaves alone would warn
+    figures: dict[str, object] = {}
+    for step_us, num_steps in ((2000.0, 1000), (5000.0, 400)):
+        for depth in (2, 1):
+            name = f"idle_64_rows_{step_us / 1000:.0f}_ms_depth_{depth}"
+            figures[name] = _idle(Setup(depth, 64, step_us, num_steps))
     for step_us, num_steps in ((1000.0, 400), (5000.0, 240), (20000.0, 120)):
         for num_rows in (1, 8, 64):
-            one, two = (measure(Setup(depth, num_rows, step_us, num_steps))["step_ms"] for depth in (1, 2))
-            figures[f"gain_of_depth_2_{num_rows}_rows_{step_us / 1000:.0f}_ms"] = one / two
+            setups = (Setup(depth, num_rows, step_us, num_steps) for depth in (1, 2))
+            figures[f"gain_of_depth_2_{num_rows}_rows_{step_us / 1000:.0f}_ms"] = _gain(*setups)
     for depth in (1, 2):
-        in_line, beside = (measure(Setup(depth, 64, 1000.0, 400, where))["step_ms"] for where in (True, False))
-        figures[f"gain_of_own_detokenizer_64_rows_1_ms_depth_{depth}"] = in_line / beside
+        setups = (Setup(depth, 64, 1000.0, 400, is_in_line) for is_in_line in (True, False))
+        figures[f"gain_of_own_detokenizer_64_rows_1_ms_depth_{depth}"] = _gain(*setups)
     return figures
+
+
+def _idle(setup: Setup) -> dict[str, float]:
+    """The median of three windows."""
+    windows = _least_disturbed(setup, 3)
+    shares = [window.figure.idle_share for window in windows]
+    return {
+        "idle_share": statistics.median(shares),
+        "least": min(shares),
+        "most": max(shares),
+        "others_share": max(window.others_share for window in windows),
+    }
+
+
+def _gain(slow: Setup, fast: Setup) -> dict[str, float]:
+    """How many times the steps a second that `slow` makes `fast` makes."""
+    before, after = _least_disturbed(slow, 1)[0], _least_disturbed(fast, 1)[0]
+    return {
+        "gain": before.figure.step_ms / after.figure.step_ms,
+        "others_share": max(before.others_share, after.others_share),
+    }
+
+
+def _least_disturbed(setup: Setup, wanted: int) -> list[others.Window[Figures]]:
+    return others.least_disturbed(lambda: measure(setup), wanted)

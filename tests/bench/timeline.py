@@ -22,7 +22,7 @@ def draw(path: str) -> None:
     figure = Figure(figsize=(9, 2.6), layout="constrained")
     axes = figure.subplots()
     for lane, setup in enumerate(SETUPS.values()):
-        _draw_lane(axes, lane, trace(setup)[FIRST : FIRST + NUM_STEPS])
+        _draw_lane(axes, lane, trace(setup).figure[FIRST : FIRST + NUM_STEPS])
     axes.set_yticks(range(len(SETUPS)), list(SETUPS))
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds on the device's clock; bar: a step runs; mark: its plan arrives")

@@ -1,8 +1,12 @@
 """Plans become batches: the difference from the last step, the packed arrays, and every breach of the protocol."""
 
+import dataclasses
+
 import msgspec
+import numpy as np
 import pytest
 
+from services.executor.batch import StepBatch
 from services.executor.rows import PlanDecoder
 from services.executor.slots import PlanError
 from services.wire import columns
@@ -170,3 +174,62 @@ def test_a_retired_slot_that_is_still_carried_is_named() -> None:
 def test_a_missing_step_is_named() -> None:
     with pytest.raises(PlanError, match="step 3 follows step 1"):
         decoder_with(FIRST).decode(plan(3, dropped=[0, 1]), 0)
+
+
+# Both rows decode, so that the steps that follow only carry them.
+DECODING = (FIRST, plan(2, rows=[Row(2, 4, [24, 25, 26, 27])], dropped=[1]), plan(3, [append(2, [7], 2)]))
+
+
+def test_a_step_that_carries_decode_rows_is_the_step_that_names_them_anew() -> None:
+    carrying, naming = decoder_with(*DECODING), decoder_with(*DECODING)
+    blocks: dict[int, list[Op]] = {
+        4: [append(1, [40], 2)],
+        7: [append(2, [42], 3)],
+        8: [append(1, [41], 3)],
+        11: [append(2, [43], 4)],
+    }
+    flags = 0
+    for step in range(4, 12):
+        if step == 9:  # a change between steps that are alike
+            flags = RowFlag.MASKED
+        rows = [Row(slot, 3 + slot + step, flags=flags) for slot in (1, 2)]
+        named_plan = plan(step, blocks.get(step, []), rows, [0, 1])
+        named = naming.decode(named_plan, step)
+        carried = carrying.decode(named_plan if step == 9 else plan(step, blocks.get(step, [])), step)
+        for field in dataclasses.fields(StepBatch):
+            one, other = getattr(carried, field.name), getattr(named, field.name)
+            assert np.array_equal(one, other), f"step {step}: {field.name}: {one} is not {other}"
+
+
+BROKEN_CARRIED: dict[str, list[Op]] = {
+    "row 0: slot 1 generation 1 position 8 count 1: past its last block": [append(2, [40], 3)],
+    "slot 2 was not initialised": [SlotRetire(2, 2)],
+    "row 1: slot 2 generation 2 position 9 count 1: another generation lives here": [
+        SlotRetire(2, 2),
+        msgspec.structs.replace(init(2), generation=5),
+    ],
+}
+
+
+@pytest.mark.parametrize("why", BROKEN_CARRIED)
+def test_decode_rows_that_can_no_longer_be_carried_are_named(why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        decoder_with(*DECODING).decode(plan(4, BROKEN_CARRIED[why]), 0)
+
+
+def test_decode_rows_are_not_carried_past_the_context() -> None:
+    capacity = small_capacity()
+    end = capacity.card.context_length
+    decoder = PlanDecoder(capacity)
+    blocks = append(1, list(range(1, capacity.max_blocks_per_slot + 1)))
+    decoder.decode(plan(1, [init(1, end), blocks], [Row(1, end - 3, [5])]), 0)
+    assert [decoder.decode(plan(step), 0).kv_lens.tolist() for step in (2, 3)] == [[end - 1], [end]]
+    with pytest.raises(PlanError, match="past the context"):
+        decoder.decode(plan(4), 0)
+
+
+def test_a_row_that_was_scored_is_no_longer_when_it_is_carried() -> None:
+    decoder = decoder_with(*DECODING)
+    scored = decoder.decode(plan(4, [append(1, [40], 2)], [Row(1, 8, flags=RowFlag.PROMPT_LOGPROBS)], [0]), 0)
+    assert scored.prompt_logprob_rows.tolist() == [1]
+    assert decoder.decode(plan(5), 0).prompt_logprob_rows.tolist() == []
