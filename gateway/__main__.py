@@ -15,6 +15,7 @@ from gateway.about import about
 from gateway.server import Ending, Links, Server
 from services import tokenizer
 from services.runtime import models, process
+from services.runtime.collector import keep_loaded
 from services.runtime.lifecycle import Stop, run
 from services.runtime.run_dir import publish
 from services.runtime.settings import ModelSettings, ServerSettings
@@ -58,12 +59,10 @@ async def _serve(settings: ServerSettings, stop: Stop) -> None:
 def _load(model: ModelSettings) -> tokenizer.Tokenizer:
     """The tokenizer, fetched where the model is one of the hub, and then a calmer garbage collector.
 
-    What is there by now stays: to look through the tokenizer's tables again and again costs every tenth streamed token.
     Messages and tasks come and go by the thousand, rarely in cycles, so rubbish is looked for less often.
     """
     loaded = tokenizer.load(models.resolve(model, with_weights=False))
-    gc.collect()
-    gc.freeze()
+    keep_loaded()
     gc.set_threshold(GC_THRESHOLD, 20, 20)
     return loaded
 

@@ -6,6 +6,7 @@ from services.detokenizer.incremental import Tables
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.streams import Streams
 from services.runtime import process
+from services.runtime.collector import keep_loaded
 from services.runtime.lifecycle import Stop, run
 from services.runtime.models import resolve
 from services.runtime.settings import ServerSettings
@@ -33,6 +34,7 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     service = DetokenizerService(streams, tokens, texts, feedback, settings.detokenizer.max_pending)
     alive = process.sign_of_life(links.run_dir, "detokenizer")
     heart = Heart([*texts.values(), feedback], links.heartbeat_s, alive)
+    keep_loaded()
     structlog.get_logger().info("service.ready")
     try:
         service.run(poller, heart, links, lambda: stop.is_set)

@@ -13,6 +13,7 @@ from services.executor.grammars import Grammars
 from services.executor.service import ExecutorService
 from services.executor.simulated import open_simulated
 from services.runtime import instances, process
+from services.runtime.collector import keep_loaded
 from services.runtime.lifecycle import Stop, run
 from services.runtime.models import resolve
 from services.runtime.settings import ServerSettings
@@ -42,6 +43,7 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     service = ExecutorService(core, plans, results, heart, at.death_s)
     capacity = backend.capacity
     instances.tell_ready(at.run_dir, instance)
+    keep_loaded()
     structlog.get_logger().info("service.ready", num_blocks=capacity.num_blocks, block_size=capacity.block_size)
     try:
         service.run(poller, wake, lambda: stop.is_set, at.heartbeat_s / 2)

@@ -6,6 +6,7 @@ from functools import partial
 import structlog
 
 from services.runtime import instances, process
+from services.runtime.collector import keep_loaded
 from services.runtime.lifecycle import Stop, run
 from services.runtime.settings import ServerSettings
 from services.scheduler.service import SchedulerLinks, SchedulerService
@@ -44,6 +45,7 @@ def body(settings: ServerSettings, stop: Stop) -> None:
     tell_lost = partial(instances.tell_lost, at.run_dir)
     service = SchedulerService(settings.scheduler, links, time.monotonic_ns, tell_lost)
     heart = Heart(links.outlets(), at.heartbeat_s, process.sign_of_life(at.run_dir, "scheduler"))
+    keep_loaded()
     structlog.get_logger().info("service.ready")
     try:
         _serve(service, poller, heart, at.death_s, stop)

@@ -1,6 +1,7 @@
 """How much of the time the device waits for the host, with overlap and without, with the detokenizer beside or in line.
 
-A simulated device in a real executor process; the scheduler's shell in this process, over the real links; another
+A pretended device in a real executor process (its model echoes: one that hashes would take processor time that no
+device takes); the scheduler's shell in this process, over the real links; another
 process submits requests at the Submit link. The idle time before step N+1 is max(0, launched(N+1) - done(N)) on the
 device's own clock. Depth 1 is the ablation of overlap; a detokenizer that takes its turn in the scheduler's loop is the
 ablation of asynchronous output. Beside each figure stands what others took of the processors meanwhile (others.py).
@@ -23,6 +24,7 @@ from services.detokenizer.__main__ import tables_of
 from services.detokenizer.service import DetokenizerService
 from services.detokenizer.streams import Streams
 from services.runtime import logs, process
+from services.runtime.collector import keep_loaded
 from services.runtime.models import resolve
 from services.runtime.settings import (
     ExecutorSettings,
@@ -107,7 +109,7 @@ def trace(setup: Setup) -> others.Window[list[StepResult]]:
             links=LinkSettings(run_dir=run_dir),
             scheduler=SchedulerSettings(depth=setup.depth, max_num_seqs=setup.num_rows),
             executor=ExecutorSettings(
-                backend="simulated", num_blocks=8192, max_rows=setup.num_rows, step_fixed_us=setup.step_us
+                backend="echo", num_blocks=8192, max_rows=setup.num_rows, step_fixed_us=setup.step_us
             ),
             log_level="warning",
         )
@@ -161,6 +163,7 @@ def _schedule(settings: ServerSettings, setup: Setup, process_ids: list[int]) ->
     )
     service = SchedulerService(settings.scheduler, links, time.monotonic_ns)
     poller = Poller(*waited)
+    keep_loaded()
     heart = Heart(links.outlets(), at.heartbeat_s)
     give_up = time.monotonic() + DEADLINE_S
     try:

@@ -84,12 +84,12 @@ class ZmqRenewableOutlet(ZmqOutlet[M]):
     def __init__(self, name: str, address: str, high_water_mark: int) -> None:
         self._address = address
         self._high_water_mark = high_water_mark
-        super().__init__(name, sockets.pusher(high_water_mark, NEVER), _new_sealer())
+        super().__init__(name, sockets.pusher(address, high_water_mark, NEVER), _new_sealer())
 
     def renew(self) -> None:
         """Give up what is unsent and begin anew, from number 0, with the receiver that is there now."""
         self.close()
-        self._socket = sockets.pusher(self._high_water_mark, NEVER)
+        self._socket = sockets.pusher(self._address, self._high_water_mark, NEVER)
         sockets.connect(self._socket, self._address)
         self._sealer = _new_sealer()
 
@@ -239,7 +239,7 @@ def open_async_inlet(link: Link[M], address: str) -> ZmqAsyncInlet[M]:
 
 def open_outlet(link: Link[M], address: str, high_water_mark: int, sealer: Sealer | None = None) -> ZmqOutlet[M]:
     """Connect a link's sending end, which holds at most high_water_mark unsent messages."""
-    pusher = sockets.pusher(high_water_mark, RECONNECT_MS)
+    pusher = sockets.pusher(address, high_water_mark, RECONNECT_MS)
     sockets.connect(pusher, address)
     return ZmqOutlet(link.name, pusher, sealer or _new_sealer())
 

@@ -4,9 +4,10 @@ Links over tcp are encrypted (CURVE) and take in only peers that know the server
 over ipc are guarded by the permissions of their folder. Knows no message. Invariant: bytes that are no peer's reach
 nobody, on either.
 
-Receivers share a context, each sender has one of its own. The thread of a context moves the frames of its sockets, and
-also asks the name server where a receiver is: one that does not answer (the receiver's container is gone, and its name
-with it) must hold up the links to that receiver alone, not every link of the process, heartbeats included.
+All share one context, save the senders over tcp, each of which has its own. The thread of a context moves the frames of
+its sockets, and also asks the name server where a receiver is: one that does not answer (the receiver's container is
+gone, and its name with it) must hold up the links to that receiver alone, not every link of the process, heartbeats
+included. Over ipc nobody is asked, and every thread more is one more to wake.
 """
 
 import secrets
@@ -28,7 +29,7 @@ class _Process:
     def __init__(self) -> None:
         self.keys: tuple[bytes, bytes] | None = None
         self.told: WeakSet[zmq.Socket[bytes]] = WeakSet()  # whose connections are told of
-        self.senders: WeakSet[zmq.Context[zmq.Socket[bytes]]] = WeakSet()  # of the sending sockets
+        self.senders: WeakSet[zmq.Context[zmq.Socket[bytes]]] = WeakSet()  # of the senders over tcp
 
 
 _process = _Process()
@@ -75,13 +76,15 @@ def puller(address: str, bound: int) -> "zmq.Socket[bytes]":
     return opened
 
 
-def pusher(high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
-    """A sending socket, not yet connected; it holds so many unsent frames. reconnect_ms: at first, then ever longer.
+def pusher(address: str, high_water_mark: int, reconnect_ms: int) -> "zmq.Socket[bytes]":
+    """A sending socket, not yet connected to this address; it holds so many unsent frames. `release` closes it.
 
-    `release` closes it.
+    reconnect_ms: how long it waits before it looks for its receiver again, at first; then ever longer.
     """
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    _process.senders.add(context)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    if address.startswith("tcp:"):
+        context = zmq.Context()
+        _process.senders.add(context)
     opened = _socket(zmq.PUSH, context)
     opened.set(zmq.SNDHWM, high_water_mark)
     opened.set(zmq.RECONNECT_IVL, reconnect_ms)
@@ -100,9 +103,9 @@ def connect(sender: "zmq.Socket[bytes]", address: str) -> None:
 
 
 def release(sender: "zmq.Socket[bytes]") -> None:
-    """Close a sending socket with what is unsent, and in the background its context; idempotent."""
-    if not sender.closed:
-        sender.close(linger=0)
+    """Close a sending socket with what is unsent, and in the background a context of its own; idempotent."""
+    sender.close(linger=0)
+    if sender.context in _process.senders:
         _process.senders.discard(sender.context)  # two threads may not end one context
         threading.Thread(target=sender.context.term, daemon=True).start()
 
