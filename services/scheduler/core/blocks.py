@@ -36,6 +36,11 @@ class BlockPool:
         """Positions of the whole pool."""
         return self.num_total * self.block_size
 
+    @property
+    def num_held_positions(self) -> int:
+        """Positions of the blocks that cannot be allocated now."""
+        return (self.num_total - self.num_free) * self.block_size
+
     def blocks_for(self, num_positions: int) -> int:
         """Blocks that hold so many positions."""
         return -(-num_positions // self.block_size)

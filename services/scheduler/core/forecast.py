@@ -20,17 +20,16 @@ def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
         return True
     is_cautious = state.last_step - state.last_preemption_step < CAUTIOUS_STEPS and state.last_preemption_step > 0
     likely = state.output_length.likely(SPREADS_AFTER_PREEMPTION if is_cautious else SPREADS)
-    pool = state.pool
-    if pool.num_free * pool.block_size >= (len(state.running) + 1) * (likely + pool.block_size) + len(sequence.tokens):
+    pool, size = state.pool, state.pool.block_size
+    if pool.num_free * size >= (len(state.running) + 1) * (likely + size) + len(sequence.tokens):
         return True  # even if nobody ended before its likely end
     # (steps to the end, positions held now by nobody before it) of everybody, the longest-lived first.
-    size = pool.block_size
     lives = [(_steps_left(sequence, likely), len(sequence.tokens) - num_found * size)]
     lives += [(_steps_left(run.sequence, likely), run.planned - run.num_cached_blocks * size) for run in state.running]
     lives.sort(reverse=True)
     # Of what is shared and was computed by somebody who is gone, nobody knows when it will be given back.
     num_own_blocks = sum([len(run.blocks) - run.num_cached_blocks for run in state.running])
-    num_positions = state.num_held_positions() - num_own_blocks * size
+    num_positions = state.pool.num_held_positions - num_own_blocks * size
     for num_alive, (steps_left, positions) in enumerate(lives, 1):
         num_positions += positions
         # Usage just before this one ends: everybody still alive has grown as long, and half a block each is unused.

@@ -19,7 +19,7 @@ def prefill_budget(state: State, num_decode: int) -> int:
     budget = limits.token_budget - num_decode
     model = state.step_time
     if limits.inter_token_us and num_decode and model.is_known:
-        slack_us = limits.inter_token_us - model.predict(num_decode, state.num_held_positions())
+        slack_us = limits.inter_token_us - model.predict(num_decode, state.pool.num_held_positions)
         allowed = int(slack_us / model.us_per_token) if model.us_per_token > 0 else budget
         budget = min(budget, max(allowed, limits.prefill_quantum, 1))
     return budget
@@ -41,16 +41,17 @@ def fit(state: State, run: Run, count: int, may_take: Iterable[Run]) -> int:
 
 def grant(state: State, draft: Draft, run: Run, count: int) -> None:
     """Blocks for `count` more tokens, and a row for them."""
-    pool = state.pool
+    pool, sequence, position = state.pool, run.sequence, run.planned
     draft.granted[run] = None
-    if run.planned < run.sequence.num_prompt_tokens:
-        state.tenants.serve_prompt(run.sequence, run.planned + count, PREFILL_WEIGHT)
-    num_needed = pool.blocks_for(run.planned + count) - len(run.blocks)
+    if position < sequence.num_prompt_tokens:
+        state.tenants.serve_prompt(sequence, position + count, PREFILL_WEIGHT)
+    num_needed = pool.blocks_for(position + count) - len(run.blocks)
     if num_needed > 0:
         draft.append_blocks(run, pool.allocate(num_needed))
-    run.due = min(len(run.blocks) * pool.block_size, run.sequence.limit - 1)
+    end, last = len(run.blocks) * pool.block_size, sequence.limit - 1
+    run.due = end if end < last else last
     if run.last_sampled_step == state.last_step and run.last_sampled_step > 0:
-        state.promote([run])  # it sampled in the last step: the difference carries it
+        state.promote(run)  # it sampled in the last step: the difference carries it
     else:
         draft.add_row(run, count)
         if count > 1:
@@ -61,6 +62,12 @@ def grant_block_each(state: State, draft: Draft, runs: list[Run]) -> None:
     """Another block for each carried run that has filled its own; there are enough."""
     size = state.pool.block_size
     draft.append_block_each(runs, state.pool.allocate(len(runs)))
+    most = state.due[state.last_step + size]
     for run in runs:
-        end, last = run.planned + size, run.sequence.limit - 1
-        run.due = end if end < last else last
+        end, last = run.due + size, run.sequence.limit - 1
+        if end <= last:
+            run.due = end
+            most[run] = None
+        else:
+            run.due = last
+            state.due[run.due_step][run] = None

@@ -150,9 +150,11 @@ def _check_rows(state: State) -> None:
     steps = [record.step for record in state.inflight]
     assert steps == list(range(state.last_step - len(steps) + 1, state.last_step + 1)), "a step is missing"
     assert not state.inflight or state.inflight[-1].rows == state.last_rows, "another baseline than the executor's"
-    assert all(run.is_carried or run in state.stopped for run in state.last_rows), "a row that will not be dropped"
-    assert all(run in state.last_rows for run in state.stopped)
-    assert state.num_carried == sum(run.is_carried for run in state.last_rows)
+    carried = [run for run in state.last_rows if run.is_carried]
+    assert state.num_carried == len(carried)
+    due = {run: step for step, runs in state.due.items() for run in runs}
+    assert due == {run: run.due_step for run in carried if run not in state.full}, "nobody looks when it is due"
+    assert all(step > state.last_step for step in due.values()), "it is overdue"
     assert state.num_ending == sum(run.is_ending for run in state.running)
     assert all(run in state.running for run in [*state.claims, *state.unpublished])
     for run in state.running:

@@ -54,7 +54,7 @@ def _join(state: State, draft: Draft, sequence: Sequence, head: Head, now: int) 
     """Waiting -> running, if there is room."""
     count = min(len(sequence.tokens) - head.num_positions, state.limits.chunk_size, draft.budget)
     num_needed = _num_new_blocks(state, sequence, head, count)
-    has_room = state.has_place() and num_needed <= state.pool.num_free
+    has_room = num_needed <= state.pool.num_free and state.has_place()
     if not has_room or not has_future(state, sequence, len(head.blocks)):
         draft.has_displaced = _displace(state, draft, sequence, num_needed)
         return False

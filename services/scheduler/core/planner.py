@@ -1,11 +1,11 @@
 """Building one step: who gets tokens and blocks, in which order, and what the executor is told.
 
 The order of a plan: runs that need something claim it (claims.py), and the waiting join, unless somebody was preempted
-(joining.py); last, every carried row moves one position on. Until that last pass nothing of a carried run has changed,
-so a victim costs no undoing.
+(joining.py); last, the step is counted, and with it every carried row is one position on. Until then nothing of a
+carried run has changed, so a victim costs no undoing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.scheduler.core.claims import ask_again, grant_claims
 from services.scheduler.core.granting import fit, grant
@@ -94,55 +94,40 @@ def _bring_in(state: State, suspect: Sequence, now: int) -> Run | None:
 
 
 def _send_off(state: State, draft: Draft) -> StepPlan:
-    """Move every carried row on, note who must claim next time, and write the plan and its record."""
+    """Count the step, note who must claim next time, and write the plan and its record."""
     rows = state.last_rows
     dropped: list[int] = []
     if state.num_carried != len(rows):
-        rows, dropped = _without_stopped(rows, state.stopped)
-    state.stopped.clear()
-    state.last_step = draft.step
+        dropped = [index for index, run in enumerate(rows) if not run.is_carried]
+        rows = rows.copy()
+        for index in reversed(dropped):
+            del rows[index]
+    state.steps.last = draft.step  # which takes every carried row one position on
     state.tenants.serve_step()
-    due: list[Run] = []
-    for run in rows:
-        planned = run.planned + 1
-        run.planned = planned
-        if planned == run.due:
-            due.append(run)
-    _come_due(state, due)
+    _come_due(state, state.due.pop(draft.step, {}))
     if draft.added:
         rows = rows + [run for run, _ in draft.added]
         for (run, _), samples in zip(draft.added, draft.samples, strict=True):
             if samples:
                 _carry_on(state, run)
-            if not run.is_carried:
-                state.stopped.append(run)
     state.last_rows = rows
     num_tokens = len(rows) + sum(count - 1 for _, count in draft.added)
-    state.inflight.append(StepRecord(draft, rows, (num_tokens, state.num_held_positions())))
+    state.inflight.append(StepRecord(draft, rows, (num_tokens, state.pool.num_held_positions)))
     state.counters.num_steps += 1
     ops, state.pending_ops = state.pending_ops, []
     return draft.plan(state.epoch, ops, dropped)
 
 
-def _without_stopped(rows: list[Run], stopped: list[Run]) -> tuple[list[Run], list[int]]:
-    """The rows that go on, and the indices of the others, which are few among many."""
-    dropped = sorted({rows.index(run) for run in stopped if not run.is_carried})
-    rows = rows.copy()
-    for index in reversed(dropped):
-        del rows[index]
-    return rows, dropped
-
-
-def _come_due(state: State, runs: list[Run]) -> None:
+def _come_due(state: State, runs: Iterable[Run]) -> None:
     """Carried runs that have filled their blocks, or will end with what is in flight."""
     ending: list[Run] = []
     for run in runs:
-        if run.is_exhausted:
+        if run.due + 1 == run.sequence.limit:
             ending.append(run)
             state.await_end(run)
         else:
             state.full.append(run)
-            state.unpublished.setdefault(run, run.planned)
+            state.unpublished.setdefault(run, run.due)
     state.demote(ending)
 
 
@@ -150,7 +135,7 @@ def _carry_on(state: State, run: Run) -> None:
     """An added row has sampled: from now on it is carried, claims its next block, or waits for its end."""
     state.tenants.serve_token(run.sequence.tenant)
     if run.planned < run.due:
-        state.promote([run])
+        state.promote(run)
     elif run.is_exhausted:
         del state.claims[run]
         state.await_end(run)

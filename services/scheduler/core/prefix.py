@@ -46,8 +46,9 @@ class PrefixCache:
         if not self._is_on or sequence.sampling.prompt_logprobs is not None:
             return blocks  # logprobs of the prompt need every position computed
         num_full = (len(sequence.tokens) - 1) // self._block_size
-        for index, key in enumerate(self._keys(sequence, num_full)[:num_full]):
-            block = self._block_of.get(key)
+        keys = self._keys(sequence, num_full)
+        for index in range(num_full):
+            block = self._block_of.get(keys[index])
             if block is None or self._content_of[block] != self._content(sequence, index):
                 break
             blocks.append(block)
@@ -67,10 +68,12 @@ class PrefixCache:
             self._keys(sequence, len(sequence.tokens) // self._block_size)
 
     def expect(self, run: Run) -> None:
-        """A chunk of the run is planned: nobody else need compute its full blocks."""
-        num_full = min(run.planned, len(run.tokens)) // self._block_size if self._is_on else 0
+        """A chunk of known tokens is planned: nobody else need compute the full blocks of the run."""
+        num_full = run.planned // self._block_size if self._is_on else 0
         if num_full > run.num_expected:
-            for key in self._keys(run.sequence, num_full)[run.num_expected : num_full]:
+            keys = self._keys(run.sequence, num_full)
+            for index in range(run.num_expected, num_full):
+                key = keys[index]
                 if key not in self._block_of:
                     self._expected.setdefault(key, run)
             run.num_expected = num_full

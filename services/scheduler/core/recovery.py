@@ -89,7 +89,6 @@ def _forget_steps(state: State) -> None:
     state.demote([run for run in state.running if run.is_carried])
     state.last_rows = []
     state.full.clear()
-    state.stopped.clear()
     for sequence in state.waiting:
         sequence.late = 0
 

@@ -31,7 +31,7 @@ def of_prompts(logprobs: Logprobs, record: StepRecord, delivered: list[Run]) -> 
     for row in named:
         run = record.rows[row]
         sequence = run.sequence
-        position = record.scored[row - first_added] - num_left[row]
+        position = min(record.ends[row - first_added], sequence.num_prompt_tokens) - num_left[row]
         num_left[row] -= 1
         if sequence.finish is not None or position < sequence.num_scored:
             deltas.append(None)

@@ -6,6 +6,7 @@ Run and keeps the Sequence, so no counter is ever reset while a step that names 
 names the Run, and a Run that has ended changes nothing but the known tokens.
 
 Counters (positions): L = len(sequence.tokens); P = run.planned; C = run.confirmed; A = len(run.blocks) x block_size.
+A carried run's P rises by one with every step, whoever looks: it is kept as a distance from the step's number.
 F, the tokens sampled and not acknowledged, is derived: a row samples exactly when it reaches L + F, so either P < L
 and nothing is in flight, or P == L + F - 1. Hence F = max(0, P + 1 - L). An ended Run leaves its F to the sequence
 as `late`.
@@ -160,6 +161,15 @@ class Swapped:
         self.copy: Copy | None = None
 
 
+class Steps:
+    """Steps are numbered from 1 on, in one row over all epochs; `last` is the one planned last."""
+
+    __slots__ = ("last",)
+
+    def __init__(self) -> None:
+        self.last = 0
+
+
 class Run:
     """A stay of a sequence on a slot.
 
@@ -170,6 +180,8 @@ class Run:
     """
 
     __slots__ = (
+        "_origin",
+        "_steps",
         "blocks",
         "copy",
         "due",
@@ -185,7 +197,6 @@ class Run:
         "num_cached_blocks",
         "num_expected",
         "num_published",
-        "planned",
         "sequence",
         "settled",
         "slot",
@@ -193,7 +204,7 @@ class Run:
         "tokens",
     )
 
-    def __init__(self, sequence: Sequence, slot: int, generation: int) -> None:
+    def __init__(self, sequence: Sequence, slot: int, generation: int, steps: Steps) -> None:
         self.sequence = sequence
         self.key = sequence.key
         self.tokens = sequence.tokens  # the sequence's own; the pass over sampled rows reads them here
@@ -201,7 +212,8 @@ class Run:
         self.slot = slot
         self.generation = generation
         self.blocks: list[int] = []
-        self.planned = 0
+        self._steps = steps
+        self._origin = 0  # P, or of a carried run its distance from the last step's number
         self.settled = 0
         self.has_told = False
         self.due = 0
@@ -215,6 +227,31 @@ class Run:
         self.num_cached_blocks = 0  # blocks it found, at the head of its table
         self.num_published = 0  # blocks whose publication is settled, the found ones included
         self.num_expected = 0  # blocks that are computed or being computed
+
+    @property
+    def planned(self) -> int:
+        """P: positions planned."""
+        return self._origin + self._steps.last if self.is_carried else self._origin
+
+    @planned.setter
+    def planned(self, position: int) -> None:
+        assert not self.is_carried, "a carried run goes on by itself"
+        self._origin = position
+
+    @property
+    def due_step(self) -> int:
+        """The step that takes a carried run to the position at which it is due."""
+        return self.due - self._origin
+
+    def go_on(self) -> None:
+        """From now on every step takes the run one position on."""
+        self._origin -= self._steps.last
+        self.is_carried = True
+
+    def halt(self) -> None:
+        """No step to come takes the run on."""
+        self._origin += self._steps.last
+        self.is_carried = False
 
     @property
     def confirmed(self) -> int:

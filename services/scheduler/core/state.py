@@ -5,7 +5,7 @@ steps. A sequence is waiting, running or ended, never two of them. There is one 
 one way to end (`finish`). Knows no budget and no order of service: planner.py decides, this module carries out.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from typing import Literal
 
@@ -18,7 +18,7 @@ from services.scheduler.core.outbox import Outbox
 from services.scheduler.core.policy import Policy, VictimRule, choose_victim
 from services.scheduler.core.prefix import PrefixCache
 from services.scheduler.core.rate import DrainRate
-from services.scheduler.core.sequence import Copy, Request, Run, Sequence
+from services.scheduler.core.sequence import Copy, Request, Run, Sequence, Steps
 from services.scheduler.core.step import StepRecord
 from services.scheduler.core.step_sizes import StepSizes
 from services.scheduler.core.tenant import Tenants
@@ -91,10 +91,10 @@ class State:
         self.claims: dict[Run, None] = {}  # running, and to be granted tokens or a block before their next row
         self.last_rows: list[Run] = []  # rows of the last planned step; the baseline of the next difference
         self.full: list[Run] = []  # carried ones that have filled their blocks: each needs one for its next row
-        self.stopped: list[Run] = []  # of last_rows those that do not go on by themselves, unless they do again
+        self.due: defaultdict[int, dict[Run, None]] = defaultdict(dict)  # the others, by the step that takes them there
         self.num_carried = 0  # of last_rows, those that go on by themselves
         self.num_ending = 0  # of running, those that take no row any more
-        self.last_step = 0
+        self.steps = Steps()
         self.inflight: deque[StepRecord] = deque()
         self.suspects: dict[Sequence, None] = {}  # sequences with blame
         self.pending_ops: list[Op] = []
@@ -121,6 +121,11 @@ class State:
         self.is_open = False  # the executor has answered this epoch's Hello
         self.is_paused = False
         self.is_draining = False
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last planned step."""
+        return self.steps.last
 
     def set_capacity(self, capacity: Capacity) -> None:
         """What another executor has: every slot, block and host block of it is free."""
@@ -149,7 +154,7 @@ class State:
         """Put a sequence on a slot with an empty block table, told to the executor by the next plan."""
         assert sequence.run is None
         self.generation = self.generation % MAX_GENERATION + 1
-        run = Run(sequence, slot, self.generation)
+        run = Run(sequence, slot, self.generation, self.steps)
         sequence.run = run
         self.running[run] = None
         self.claims[run] = None
@@ -174,38 +179,30 @@ class State:
         """Whether one more may run: it finds a slot, and a row in each step; a run that is ending takes none."""
         return bool(self.free_slots) and len(self.running) - self.num_ending < self.max_rows
 
-    def num_held_positions(self) -> int:
-        """KV positions of the blocks that cannot be allocated now."""
-        return (self.pool.num_total - self.pool.num_free) * self.pool.block_size
-
-    def next_copy(self) -> int:
-        self.num_copies += 1
-        return self.num_copies
-
     def tell_table(self, run: Run) -> None:
         """The next plan gives the executor the run's whole block table."""
         slots = columns.pack([run.slot] * len(run.blocks))
         table = columns.pack(run.blocks)
         self.pending_ops.append(AppendBlocks(slots, columns.pack(range(len(run.blocks))), table))
 
-    def promote(self, runs: list[Run]) -> None:
-        """From now on these runs go on by themselves, one future row a step."""
-        claims = self.claims
-        for run in runs:
-            run.is_carried = True
-            run.sequence.tenant.num_carried += 1
-            del claims[run]
-        self.num_carried += len(runs)
+    def promote(self, run: Run) -> None:
+        """From now on the run goes on by itself, one future row a step."""
+        run.go_on()
+        self.due[run.due_step][run] = None
+        run.sequence.tenant.num_carried += 1
+        del self.claims[run]
+        self.num_carried += 1
 
-    def demote(self, runs: list[Run]) -> None:
+    def demote(self, runs: Iterable[Run]) -> None:
         """These runs, all carried, no longer go on by themselves."""
-        last_step = self.last_step
+        last_step = self.steps.last
         for run in runs:
-            run.is_carried = False
+            if (due := self.due.get(run.due_step)) is not None:
+                del due[run]
+            run.halt()
             run.last_sampled_step = run.last_planned_step = last_step
             run.sequence.tenant.num_carried -= 1
-        self.stopped += runs
-        self.num_carried -= len(runs)
+            self.num_carried -= 1
 
     def note_full(self, run: Run) -> None:
         """The first block that is planned to its end and not confirmed is published later, if there is one."""
@@ -297,3 +294,4 @@ class State:
         request.num_open -= 1
         if request.num_open == 0:
             del self.requests[request.identity.request]
+            request.sequences.clear()  # which name their request: nothing is left for the collector of cycles

@@ -17,17 +17,17 @@ _MASKED = int(RowFlag.MASKED)
 
 class StepRecord:
     """rows: every row in wire order. added: the rows that were not carried, with their token counts; the last
-    len(added) of `rows`. samples: whether each of those put a token out; every carried row does. scored: how far each
-    of those goes in its prompt. copied: the forks of this step, with the positions of the tails that it copies."""
+    len(added) of `rows`. samples: whether each of those put a token out; every carried row does. ends: the position
+    each of those goes up to. copied: the forks of this step, with the positions of the tails that it copies."""
 
-    __slots__ = ("added", "copied", "rows", "samples", "scored", "size", "step")
+    __slots__ = ("added", "copied", "ends", "rows", "samples", "size", "step")
 
     def __init__(self, draft: "Draft", rows: list[Run], size: tuple[int, int]) -> None:
         self.step = draft.step
         self.rows = rows
         self.added = draft.added
         self.samples = draft.samples
-        self.scored = draft.scored
+        self.ends = draft.ends
         self.copied = draft.copied
         self.size = size  # new tokens, and KV positions held: what its duration depends on
 
@@ -54,7 +54,7 @@ class Draft:
         self.has_displaced = False
         self.added: list[tuple[Run, int]] = []
         self.samples: list[bool] = []
-        self.scored: list[int] = []
+        self.ends: list[int] = []
         self.copied: list[tuple[Run, int]] = []
         self.granted: dict[Run, None] = {}  # who is in this plan already, and so cannot be preempted by it
         self._append_slots: list[int] = []
@@ -95,21 +95,22 @@ class Draft:
         """A row that is not carried: the next `count` tokens. Advances P; the row samples iff it reaches L + F."""
         sequence = run.sequence
         position = run.planned
-        samples = count == run.num_wanted
+        end = position + count
+        samples = end >= len(run.tokens)
         is_future = count == 1 and run.last_sampled_step > 0
         if not is_future:
-            self._host_tokens.extend(run.tokens[position : position + count])
+            self._host_tokens.extend(run.tokens[position:end])
         self._positions.append(position)
         flags = _FUTURE if is_future else _SAMPLE if samples else 0
-        if position < sequence.num_prompt_tokens and not sequence.is_scored:
+        if not sequence.is_scored and position < sequence.num_prompt_tokens:
             flags |= RowFlag.PROMPT_LOGPROBS
         if sequence.constraint is not None:
             flags |= _MASKED
         self._flags.append(flags)
-        self.scored.append(min(position + count, sequence.num_prompt_tokens))
+        self.ends.append(end)
         self.added.append((run, count))
         self.samples.append(samples)
-        run.planned = position + count
+        run.planned = end
         run.last_planned_step = self.step
         if samples:
             run.last_sampled_step = self.step

@@ -31,7 +31,7 @@ def swap_in(state: State, sequence: Sequence, now: int) -> None:
     state.tell_table(run)
     run.planned = run.settled = swapped.num_positions
     del state.claims[run]
-    copy = Copy(state.next_copy(), CopyDirection.IN, run.blocks, swapped.host_blocks)
+    copy = _new_copy(state, CopyDirection.IN, run.blocks, swapped.host_blocks)
     copy.run = run
     run.copy = copy
     _order(state, copy)
@@ -51,6 +51,7 @@ def absorb_copies(state: State, record: StepRecord, result: StepResult) -> None:
                 state.host_blocks.extend(copy.host_blocks)  # its sequence has ended
             else:
                 copy.swapped.is_there = True
+                copy.swapped.copy = None
         else:
             state.host_blocks.extend(copy.host_blocks)
             if copy.run is None:
@@ -84,7 +85,7 @@ def forget_copies(state: State) -> None:
             state.pool.free(copy.device_blocks)
             state.host_blocks.extend(copy.host_blocks)
             if copy.sequence is not None:
-                copy.sequence.swapped = None
+                state.drop_swapped(copy.sequence)
         elif copy.run is None:
             state.pool.free(copy.device_blocks)
             state.host_blocks.extend(copy.host_blocks)
@@ -123,11 +124,16 @@ def _swap_out(state: State, run: Run) -> None:
     state.cache.publish(run)
     sequence = run.sequence
     sequence.swapped = Swapped(host_blocks, run.planned, is_there=False)
-    copy = Copy(state.next_copy(), CopyDirection.OUT, run.blocks[:num_blocks], host_blocks)
+    copy = _new_copy(state, CopyDirection.OUT, run.blocks[:num_blocks], host_blocks)
     copy.sequence, copy.swapped = sequence, sequence.swapped
     sequence.swapped.copy = copy
     del run.blocks[:num_blocks]  # the copy holds them now; run.planned and its counters stay for the record
     _order(state, copy)
+
+
+def _new_copy(state: State, direction: CopyDirection, device_blocks: list[int], host_blocks: list[int]) -> Copy:
+    state.num_copies += 1
+    return Copy(state.num_copies, direction, device_blocks, host_blocks)
 
 
 def _order(state: State, copy: Copy) -> None:

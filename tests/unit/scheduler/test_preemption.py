@@ -202,5 +202,5 @@ def test_after_a_preemption_it_is_more_careful_for_a_while() -> None:
     assert has_future(state, sequence, 0)
     state.last_preemption_step = state.last_step
     assert not has_future(state, sequence, 0)
-    state.last_step += CAUTIOUS_STEPS
+    state.steps.last += CAUTIOUS_STEPS
     assert has_future(state, sequence, 0)
