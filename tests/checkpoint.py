@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from services.executor.checkpoint import Checkpoint, open_checkpoint
-from services.executor.weights import half_split
+from services.executor.reading import half_split
 from services.tokenizer import bundle
 from services.tokenizer.tokenizer import load
 

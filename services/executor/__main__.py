@@ -66,12 +66,12 @@ def read_vocabulary(settings: ServerSettings) -> Vocabulary:
 
 
 def open_backend(settings: ServerSettings, grammars: Grammars) -> Backend:
-    """The backend that the settings name; torch is imported for its own backend alone."""
+    """The backend that the settings name; numpy and what computes with it are imported for models alone."""
     if settings.executor.backend == "torch":
         # OpenMP's threads wait for one another by spinning. This server's other processes need the same cores: a
         # spinning thread then holds up the one it waits for, and a step takes many times as long. Read at import.
         os.putenv("OMP_WAIT_POLICY", "PASSIVE")
-        from services.executor.torch_start import open_model  # noqa: PLC0415
+        from services.executor.opening import open_model  # noqa: PLC0415
 
         return open_model(settings.executor, resolve(settings.model), settings.model.name, grammars)
     return open_simulated(settings.executor, settings.model.name)

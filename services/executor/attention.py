@@ -35,11 +35,13 @@ class Attention(Protocol, Generic[P]):
     def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> P:
         """cu_seqlens_q [R + 1], kv_lens [R], block_table [R, W]."""
 
-    def attend(self, q: Tensor, pools: Pools, plan: P, window: int = 0) -> Tensor:
+    def attend(self, q: Tensor, pools: Pools[Tensor], plan: P, window: int = 0) -> Tensor:
         """q [T, heads, head_dim] -> [T, heads, head_dim]. window: positions a query sees, its own included; 0: all."""
 
 
-def attend_paged(q: Tensor, pools: Pools, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, window: int = 0) -> Tensor:
+def attend_paged(
+    q: Tensor, pools: Pools[Tensor], cu_seqlens_q: I32, kv_lens: I32, block_table: I32, window: int = 0
+) -> Tensor:
     """The whole contract in one call, by the reference."""
     reference = ReferenceAttention()
     plan = reference.prepare(cu_seqlens_q, kv_lens, block_table, pools.keys.shape[1])
@@ -114,7 +116,7 @@ class ReferenceAttention:
         ]
         return ReferencePlan(groups, prefills)
 
-    def attend(self, q: Tensor, pools: Pools, plan: ReferencePlan, window: int = 0) -> Tensor:
+    def attend(self, q: Tensor, pools: Pools[Tensor], plan: ReferencePlan, window: int = 0) -> Tensor:
         """Pools are [blocks, block_size, kv_heads, head_dim]."""
         out = torch.empty_like(q)
         for group in plan.groups:
@@ -124,7 +126,7 @@ class ReferenceAttention:
         return out
 
 
-def _attend_group(q: Tensor, pools: Pools, group: DecodeGroup, window: int) -> Tensor:
+def _attend_group(q: Tensor, pools: Pools[Tensor], group: DecodeGroup, window: int) -> Tensor:
     num_rows, (_, num_heads, head_dim), num_kv_heads = len(group.queries), q.shape, pools.keys.shape[2]
     padded = (num_rows, group.length, num_kv_heads, head_dim)
     keys, values = (_gather(pool, group.blocks).to(q.dtype) for pool in pools)
@@ -142,7 +144,7 @@ def _attend_group(q: Tensor, pools: Pools, group: DecodeGroup, window: int) -> T
     return attended.reshape(num_rows, num_heads, head_dim)
 
 
-def _attend_prefill(q: Tensor, pools: Pools, row: PrefillRow, window: int) -> Tensor:
+def _attend_prefill(q: Tensor, pools: Pools[Tensor], row: PrefillRow, window: int) -> Tensor:
     keys, values = (_gather(pool, row.blocks)[: row.length].to(q.dtype) for pool in pools)
     mask = row.mask(window)
     attended = scaled_dot_product_attention(

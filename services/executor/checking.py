@@ -14,8 +14,8 @@ from services.executor.batch import Rows, pack
 from services.executor.capacity import Capacity
 from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
+from services.executor.torch_arrays import open_kv, plain_blocks
 from services.executor.weights import load_llama
 from services.model_file import ModelFileError
 from services.tokenizer import TextError, Tokenizer, TokenizerFileError, load
@@ -88,7 +88,7 @@ def _logits(checkpoint: Checkpoint, token_ids: list[int]) -> torch.Tensor:
     config, one = checkpoint.config, np.ones(1, np.int32)
     card = ModelCard(name="", vocab_size=config.vocab_size, context_length=BLOCK_SIZE, eos_token_ids=())
     blocks = plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    kv = KvCache(Capacity(2, BLOCK_SIZE, 1, card), config.num_layers, blocks)
+    kv = open_kv(Capacity(2, BLOCK_SIZE, 1, card), config.num_layers, blocks)
     model = load_llama(checkpoint, ReferenceOperations())
     rows = Rows(one, one, 0 * one, one * len(token_ids), one * int(RowFlag.SAMPLE), np.array(token_ids, np.int32))
     batch = pack(rows, np.ones((2, 1), np.int32), BLOCK_SIZE, step=1, received_ns=0)

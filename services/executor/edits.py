@@ -9,10 +9,8 @@ was. Penalties and biases keep scores finite; a ban is minus infinity, so no lat
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.executor.batch import F32, I32, I64
+from services.executor.batch import F32, I32, I64, Mask
 from services.executor.history import History
 from services.executor.masks import TokenMasks
 from services.executor.scores import BANNED, PLAIN, ScoreOperations
@@ -82,82 +80,83 @@ class RowEdits:
     history: History
 
 
-def edit(scores: Tensor, edits: RowEdits | None, masks: TokenMasks | None, operations: ScoreOperations = PLAIN) -> None:
-    """Change scores [rows, vocab], float32 and finite, in place."""
+def edit(scores: F32, edits: RowEdits | None, masks: TokenMasks | None, operations: ScoreOperations = PLAIN) -> None:
+    """Change scores [rows, vocab], float32, finite and contiguous, in place."""
     if edits is not None:
         _penalize(scores, edits)
         _bias(scores, edits)
         _ban_words(scores, edits)
         for row, output, asks in zip(edits.rows.tolist(), edits.outputs.tolist(), edits.asks, strict=True):
             if output < asks.min_tokens:
-                scores[row].index_fill_(0, torch.from_numpy(asks.stop_ids), BANNED)
+                scores[row, asks.stop_ids] = BANNED
             if asks.allowed is not None:
-                _allow_only(scores[row], torch.from_numpy(asks.allowed))
+                _allow_only(scores[row], asks.allowed)
     if masks is not None:
         operations.ban(scores, masks)
 
 
-def _penalize(scores: Tensor, edits: RowEdits) -> None:
+def _penalize(scores: F32, edits: RowEdits) -> None:
     chosen = np.array([index for index, asks in enumerate(edits.asks) if asks.penalties is not None], np.int64)
     if not len(chosen):
         return
     numbers = np.array([edits.asks[index].penalties for index in chosen], np.float32)
-    repetition, presence, frequency = torch.from_numpy(numbers)[:, :, None].unbind(1)
-    lengths = edits.history.lengths[edits.slots[chosen]].astype(np.int64)
-    positions = torch.arange(int(lengths.max()))
-    tokens = edits.history.tokens[:, : len(positions)].index_select(0, torch.from_numpy(edits.slots[chosen])).long()
-    exists = positions < torch.from_numpy(lengths)[:, None]
+    repetition, presence, frequency = numbers.T[:, :, None]
+    slots = edits.slots[chosen]
+    lengths = edits.history.lengths[slots]
+    positions = np.arange(lengths.max())
+    tokens = edits.history.tokens[slots, : len(positions)]
+    exists = positions < lengths[:, None]
     # Past its end a row repeats its first token, whose score comes out the same each time.
-    tokens = torch.where(exists, tokens, tokens[:, :1])
-    flat = torch.from_numpy(edits.rows[chosen])[:, None] * scores.shape[1] + tokens
-    values = scores.view(-1).index_select(0, flat.flatten()).view(flat.shape)
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    if numbers[:, 1:].any():
-        num_prompt = lengths - edits.outputs[chosen]
-        is_output = exists & (positions >= torch.from_numpy(num_prompt)[:, None])
-        counts = _counts(tokens, is_output, edits.history.scratch(len(tokens), scores.shape[1]))
-        values = values - counts * frequency - (counts > 0) * presence
-    scores.view(-1).scatter_(0, flat.flatten(), values.clamp_(-_LARGEST, _LARGEST).flatten())
+    tokens = np.where(exists, tokens, tokens[:, :1])
+    flat, vocab_size = scores.reshape(-1), scores.shape[1]
+    places = edits.rows[chosen, None] * vocab_size + tokens
+    values = flat[places]
+    with np.errstate(over="ignore"):  # what leaves float32's range is brought back
+        values = np.where(values > 0, values / repetition, values * repetition)
+        if numbers[:, 1:].any():
+            is_output = exists & (positions >= (lengths - edits.outputs[chosen])[:, None])
+            own_places = np.arange(len(tokens))[:, None] * vocab_size + tokens
+            counts = _counts(own_places, is_output, edits.history.scratch(len(tokens) * vocab_size))
+            values = values - counts * frequency - (counts > 0) * presence
+    flat[places] = values.clip(-_LARGEST, _LARGEST)
 
 
-def _counts(tokens: Tensor, counted: Tensor, zeros: Tensor) -> Tensor:
-    """[rows, n] how often each of tokens [rows, n] stands at a counted place of its row. zeros: [rows, vocab]."""
-    counts = zeros.scatter_add_(1, tokens, counted.float()).gather(1, tokens)
-    zeros.scatter_(1, tokens, 0.0)
+def _counts(places: I64, counted: Mask, zeros: F32) -> F32:
+    """How often each of the places stands where it is counted. zeros: as many as there are places to be named."""
+    np.add.at(zeros, places[counted], np.float32(1))
+    counts = zeros[places]
+    zeros[places] = 0
     return counts
 
 
-def _bias(scores: Tensor, edits: RowEdits) -> None:
+def _bias(scores: F32, edits: RowEdits) -> None:
     biased = [(row, asks) for row, asks in zip(edits.rows, edits.asks, strict=True) if len(asks.bias_ids)]
     if biased:
-        flat = torch.from_numpy(np.concatenate([row * scores.shape[1] + asks.bias_ids for row, asks in biased]))
-        values = scores.view(-1)[flat] + torch.from_numpy(np.concatenate([asks.bias_values for _, asks in biased]))
-        scores.view(-1)[flat] = values.clamp_(-_LARGEST, _LARGEST)
+        places = np.concatenate([row * scores.shape[1] + asks.bias_ids for row, asks in biased])
+        flat = scores.reshape(-1)
+        with np.errstate(over="ignore"):  # brought back
+            values = flat[places] + np.concatenate([asks.bias_values for _, asks in biased])
+        flat[places] = values.clip(-_LARGEST, _LARGEST)
 
 
-def _ban_words(scores: Tensor, edits: RowEdits) -> None:
+def _ban_words(scores: F32, edits: RowEdits) -> None:
     chosen = [index for index, asks in enumerate(edits.asks) if len(asks.lasts)]
     if not chosen:
         return
     longest = max(edits.asks[index].prefixes.shape[1] for index in chosen)
     lasts = np.concatenate([edits.rows[index] * scores.shape[1] + edits.asks[index].lasts for index in chosen])
-    prefixes = np.concatenate([_widen(edits.asks[index].prefixes, longest) for index in chosen])
-    num_words = [len(edits.asks[index].lasts) for index in chosen]
-    slots = torch.from_numpy(np.repeat(edits.slots[chosen], num_words))
-    lengths = torch.from_numpy(edits.history.lengths[slots.numpy()].astype(np.int64))
-    places = lengths[:, None] - longest + torch.arange(longest)
-    tails = edits.history.tokens[slots[:, None], places.clamp(min=0)].masked_fill_(places < 0, _NOTHING)
-    wanted = torch.from_numpy(prefixes)
+    wanted = np.concatenate([_widen(edits.asks[index].prefixes, longest) for index in chosen])
+    slots = np.repeat(edits.slots[chosen], [len(edits.asks[index].lasts) for index in chosen])
+    places = edits.history.lengths[slots, None] - longest + np.arange(longest)
+    tails = np.where(places < 0, _NOTHING, edits.history.tokens[slots[:, None], places.clip(min=0)])
     matches = ((wanted == _ANYTHING) | (wanted == tails)).all(1)
-    # Added, not set: words that end alike share their last token.
-    penalty = torch.zeros(len(lasts)).masked_fill_(matches, BANNED)
-    scores.view(-1).index_put_((torch.from_numpy(lasts),), penalty, accumulate=True)
+    scores.reshape(-1)[lasts[matches]] = BANNED
 
 
-def _allow_only(scores: Tensor, allowed: Tensor) -> None:
-    kept = scores.index_select(0, allowed)
-    scores.fill_(BANNED)
-    scores.index_copy_(0, allowed, kept)
+def _allow_only(scores: F32, allowed: I64) -> None:
+    kept = scores[allowed]
+    scores.fill(BANNED)
+    scores[allowed] = kept
 
 
 def _widen(prefixes: I32, width: int) -> I32:

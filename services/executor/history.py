@@ -6,10 +6,8 @@ has n tokens here; anything else is a history that is late or lost, and an error
 """
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.executor.batch import I32
+from services.executor.batch import F32, I32, I64
 from services.executor.slots import read_column
 from services.wire.messages import SlotInit
 
@@ -21,15 +19,15 @@ class History:
 
     def __init__(self, num_slots: int, context_length: int) -> None:
         # numpy asks the kernel for zeroed memory: slots that keep nothing take none.
-        self.tokens = torch.from_numpy(np.zeros((num_slots, context_length + 1), np.int32))
+        self.tokens: I32 = np.zeros((num_slots, context_length + 1), np.int32)
         self.lengths: I32 = np.full(num_slots, NONE_KEPT, np.int32)
-        self._scratch = torch.zeros(0)
+        self._scratch: F32 = np.zeros(0, np.float32)
 
-    def scratch(self, num_rows: int, vocab_size: int) -> Tensor:
-        """[rows, vocab] zeros, to be left as zeros; kept, since fresh memory costs more than what is done with it."""
-        if self._scratch.numel() < num_rows * vocab_size:
-            self._scratch = torch.zeros(num_rows * vocab_size)
-        return self._scratch[: num_rows * vocab_size].view(num_rows, vocab_size)
+    def scratch(self, size: int) -> F32:
+        """[size] zeros, to be left as zeros; kept, since fresh memory costs more than what is done with it."""
+        if len(self._scratch) < size:
+            self._scratch = np.zeros(size, np.float32)
+        return self._scratch
 
     def init(self, op: SlotInit) -> None:
         """A generation begins: take in its known tokens if its sampling needs them."""
@@ -37,7 +35,7 @@ class History:
             self.lengths[op.slot] = NONE_KEPT
             return
         known = read_column(op.known_tokens)
-        self.tokens[op.slot, : len(known)] = torch.from_numpy(known.astype(np.int32))
+        self.tokens[op.slot, : len(known)] = known
         self.lengths[op.slot] = len(known)
 
     def forget(self, slot: int) -> None:
@@ -54,11 +52,10 @@ class History:
                 f"slot {slots[row]} samples after {kv_lens[row]} tokens with a history of {lengths[row]}"
             )
 
-    def append(self, slots: I32, sampled: Tensor) -> None:
+    def append(self, slots: I32, sampled: I64) -> None:
         """Each row's sampled token [rows] joins the history of its slot, where one is kept."""
         kept = np.flatnonzero(self.lengths[slots] != NONE_KEPT)
         if len(kept):
-            own = slots[kept].astype(np.int64)
-            at = torch.from_numpy(self.lengths[own].astype(np.int64))
-            self.tokens[torch.from_numpy(own), at] = sampled[torch.from_numpy(kept)].to(torch.int32)
+            own = slots[kept]
+            self.tokens[own, self.lengths[own]] = sampled[kept]
             self.lengths[own] += 1

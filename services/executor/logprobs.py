@@ -7,10 +7,8 @@ that are strictly likelier, so equal ones share a rank.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.executor.batch import I32, I64
+from services.executor.batch import F32, I32, I64
 from services.executor.selection import NO_TOKEN, Ranking
 from services.wire.messages import Logprobs
 
@@ -23,21 +21,20 @@ class Report:
     counts: I32
     token_ids: I32
     ranks: I32
-    values: "np.ndarray[tuple[int], np.dtype[np.float32]]"
+    values: F32
 
 
-def report(logits: Tensor, chosen: Tensor, rows: I64, wanted: I32) -> Report:
+def report(logits: F32, chosen: I64, rows: I64, wanted: I32) -> Report:
     """logits [n, vocab], chosen [n]; rows: what each of the n is called; wanted: k of each, at least 0."""
     most = min(int(wanted.max()), logits.shape[1])
-    # Row by row: how torch splits a sum over its threads depends on how many rows there are, and shows in last bits.
-    normalizer = torch.stack([row.logsumexp(0, keepdim=True) for row in logits])
-    own = logits.gather(1, chosen[:, None])
-    own_rank = 1 + (logits > own).sum(-1, keepdim=True)
+    normalizer = np.array([[_log_of_sum(row)] for row in logits])
+    own = np.take_along_axis(logits, chosen[:, None], axis=1)
+    own_rank = 1 + (logits > own).sum(-1, keepdims=True)
     best, best_ids = Ranking(logits).top(np.arange(len(logits)), np.full(len(logits), most, np.int64))
     best_ranks = 1 + (best[:, None, :] > best[:, :, None]).sum(-1)
-    token_ids = np.concatenate((chosen[:, None].numpy(), best_ids), axis=1)
-    ranks = np.concatenate((own_rank.numpy(), best_ranks), axis=1)
-    values = np.concatenate((own.numpy(), best), axis=1) - normalizer.numpy()
+    token_ids = np.concatenate((chosen[:, None], best_ids), axis=1)
+    ranks = np.concatenate((own_rank, best_ranks), axis=1)
+    values = np.concatenate((own, best), axis=1) - normalizer
     is_listed = (np.arange(most + 1) <= wanted[:, None]) & (token_ids != NO_TOKEN)
     is_listed[:, 1:] &= token_ids[:, 1:] != token_ids[:, :1]
     return Report(
@@ -47,6 +44,13 @@ def report(logits: Tensor, chosen: Tensor, rows: I64, wanted: I32) -> Report:
         ranks=ranks[is_listed].astype(np.int32),
         values=values[is_listed],
     )
+
+
+def _log_of_sum(row: F32) -> np.float32:
+    """The logarithm of the sum of e^x."""
+    best = row.max()
+    total: np.float32 = best + np.log(np.exp(row - best).sum())
+    return total
 
 
 def join(reports: list[Report]) -> Logprobs | None:

@@ -57,7 +57,7 @@ class Llama(Generic[P]):
         """What attention needs to know of a step's rows."""
         return self.operations.prepare(cu_seqlens_q, kv_lens, block_table, block_size)
 
-    def forward(self, inputs: StepInputs[P], kv: KvCache) -> Tensor:
+    def forward(self, inputs: StepInputs[Tensor, P], kv: KvCache[Tensor]) -> Tensor:
         """Write the KV of the new tokens and return their hidden states [T, hidden], normalized for the head."""
         operations, eps = self.operations, self.config.norm_eps
         hidden = self.embedding.index_select(0, inputs.token_ids)

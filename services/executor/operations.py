@@ -35,7 +35,9 @@ class Operations(Attention[P], Protocol[P]):
     def add_normalize(self, hidden: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """hidden + delta, and its norm. hidden may be changed and given back."""
 
-    def rotate_and_store(self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[P], pools: Pools) -> Tensor:
+    def rotate_and_store(
+        self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[Tensor, P], pools: Pools[Tensor]
+    ) -> Tensor:
         """Turn queries and keys by their positions, write keys and values to their cells, return the queries.
 
         qkv: [T, heads + 2 kv_heads, head_dim], may be changed -> [T, heads, head_dim].
@@ -64,7 +66,7 @@ class ReferenceOperations(ReferenceAttention):
         return hidden, self.normalize(hidden, weight, eps)
 
     def rotate_and_store(
-        self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[ReferencePlan], pools: Pools
+        self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[Tensor, ReferencePlan], pools: Pools[Tensor]
     ) -> Tensor:
         """Returns the queries [T, heads, head_dim]."""
         num_kv_heads = pools.keys.shape[2]

@@ -9,10 +9,8 @@ reference.py states the same in float64, one row at a time.
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from services.executor.batch import F64, I64, Mask
+from services.executor.batch import F32, F64, I64, Mask
 from services.executor.draws import MIN_TEMPERATURE, uniforms
 from services.executor.edits import edit
 from services.executor.masks import TokenMasks
@@ -27,16 +25,16 @@ from services.executor.weighing import Weigher, first_above
 class Sampled:
     """tokens: [rows] int64. stuck: [rows] whether nothing was left to draw; such a row's token means nothing."""
 
-    tokens: Tensor
+    tokens: I64
     stuck: Mask
 
 
 def sample(
-    logits: Tensor, rows: SamplingRows, masks: TokenMasks | None = None, operations: ScoreOperations = PLAIN
+    logits: F32, rows: SamplingRows, masks: TokenMasks | None = None, operations: ScoreOperations = PLAIN
 ) -> Sampled:
     """logits [rows, vocab], float32, finite and contiguous -> one token a row. The logits are edited in place."""
     edit(logits, rows.edits, masks, operations)
-    ranking = Ranking(logits)
+    ranking = Ranking(logits, operations)
     stuck: Mask = np.isneginf(ranking.best_scores)
     is_drawn = (rows.temperature > 0) & ~stuck
     is_cut = is_drawn & rows.are_cut(ranking.vocab_size)
@@ -50,7 +48,7 @@ def sample(
         limits = Limits(cut, temperature[cut], rows.top_k[cut].astype(np.int64), rows.top_p[cut], rows.min_p[cut])
         for kept in truncate(ranking, limits):
             tokens[kept.rows] = _draw(kept, numbers[kept.rows])
-    return Sampled(torch.from_numpy(tokens), stuck)
+    return Sampled(tokens, stuck)
 
 
 def _draw(kept: Kept, numbers: F64) -> I64:

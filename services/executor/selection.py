@@ -8,10 +8,9 @@ equal scores the lower id goes first.
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from services.executor.batch import F32, I64
+from services.executor.scores import PLAIN, ScoreOperations
 
 _BLOCK = 64
 _SMALL_BLOCK = 8
@@ -23,20 +22,20 @@ NO_TOKEN = -1
 class Ranking:
     """Scores [rows, vocab], float32 without NaN; not to be written while this is used."""
 
-    def __init__(self, scores: Tensor) -> None:
+    def __init__(self, scores: F32, operations: ScoreOperations = PLAIN) -> None:
         num_rows, self.vocab_size = scores.shape
         # Vocabularies are padded to multiples of 64; where one is not, blocks are as long as divides it.
         self.block_size = math.gcd(self.vocab_size, _BLOCK)
-        self.blocks = scores.view(num_rows, -1, self.block_size)
-        self._blocks: F32 = self.blocks.numpy()
-        self._peaks: F32 = self.blocks.amax(-1).numpy()
+        self.blocks: F32 = scores.reshape(num_rows, -1, self.block_size)
+        self.operations = operations
+        self._peaks = operations.peaks(self.blocks)
         self.best_scores: F32 = self._peaks.max(axis=1)
 
     def best(self) -> I64:
         """[rows] the best token of each."""
         rows = np.arange(len(self._peaks))
         block = self._peaks.argmax(axis=1)
-        tokens: I64 = block * self.block_size + self._blocks[rows, block].argmax(axis=1)
+        tokens: I64 = block * self.block_size + self.blocks[rows, block].argmax(axis=1)
         return tokens
 
     def top(self, rows: I64, counts: I64) -> tuple[F32, I64]:
@@ -46,7 +45,7 @@ class Ranking:
         """
         bounds = self._bounds(rows, counts)
         own, block = np.nonzero(self._peaks[rows] >= bounds[:, None])
-        found = self._blocks[rows[own], block]
+        found = self.blocks[rows[own], block]
         hits = np.flatnonzero(found >= bounds[own, None])
         hit = hits // self.block_size
         keys = _keys(found.reshape(-1)[hits], block[hit] * self.block_size + hits % self.block_size)
@@ -79,8 +78,7 @@ class Ranking:
 
     def _peaks_of(self, rows: I64, size: int) -> F32:
         """[rows, vocab / size] the best score of each so many tokens, which lie apart; a copy."""
-        scores = self.blocks.index_select(0, torch.from_numpy(rows))
-        peaks: F32 = scores.view(len(rows), size, -1).amax(1).numpy()
+        peaks: F32 = self.blocks[rows].reshape(len(rows), size, -1).max(1)
         return peaks
 
 

@@ -7,14 +7,12 @@ float32's precision can still be drawn late in the vocabulary, and a row's sums 
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from services.executor.batch import F32, F64, I64
 from services.executor.selection import Ranking
 
 # Rows weighed at once: their weights stay in a processor's cache.
 _ROWS_AT_ONCE = 8
-_LOG2_E = 1.4426950408889634
 
 
 class Weigher:
@@ -41,16 +39,12 @@ class Weigher:
 
     def _weigh(self, rows: I64, temperature: F64) -> Iterator[tuple[slice, F64, F32]]:
         """(which of the rows, running sum after each block, weights [rows, blocks, block])."""
-        blocks, best = self._ranking.blocks, self._ranking.best_scores
-        factor = _LOG2_E / temperature
+        ranking, factors = self._ranking, (1 / temperature).astype(np.float32)
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
-            index = torch.from_numpy(rows[part])
-            weights = blocks.index_select(0, index)
-            weights.sub_(torch.from_numpy(best[rows[part]])[:, None, None])
-            weights.mul_(torch.from_numpy(factor[part].astype(np.float32))[:, None, None]).exp2_()
-            mass = np.cumsum(weights.sum(-1).numpy(), axis=1, dtype=np.float64)
-            yield part, mass, weights.numpy()
+            own = rows[part]
+            weights, sums = ranking.operations.weigh(ranking.blocks, own, ranking.best_scores[own], factors[part])
+            yield part, np.cumsum(sums, axis=1, dtype=np.float64), weights
 
 
 def first_above(sums: F64, targets: F64) -> I64:

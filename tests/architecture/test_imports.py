@@ -52,7 +52,7 @@ RESERVED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("matplotlib",): ("tandem.cli.bench_plots", "tandem.cli.load_plots"),
     ("aiohttp",): ("tandem.load.completions_target",),
     ("subprocess",): ("services.runtime",),
-    ("ctypes",): ("services.runtime", "services.executor.native"),
+    ("ctypes",): ("services.runtime", "services.executor.native", "services.executor.driver"),
 }
 
 # The core is a pure function of its inputs: time, ids and seeds come in as arguments.
@@ -114,6 +114,7 @@ def test_no_import_goes_in_a_circle() -> None:
         ("services.scheduler.__main__", "torch numpy grpc google tokenizers gguf jinja2 typer"),
         ("services.detokenizer.__main__", "torch grpc google typer"),
         ("services.executor.__main__", "torch grpc google tokenizers jinja2 typer"),
+        ("services.executor.opening", "torch grpc google tokenizers jinja2 typer"),
         ("gateway.__main__", "torch typer smg_grpc_proto gateway.vllm opentelemetry gateway.tracing"),
         ("tandem", "zmq torch tokenizers gguf services"),
         ("tandem.cli", "torch matplotlib tokenizers gguf gateway services.scheduler.service services.executor"),

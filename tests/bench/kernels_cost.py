@@ -17,12 +17,13 @@ import numpy as np
 import torch
 
 from services.executor import linear
+from services.executor.arrays import as_stored
 from services.executor.batch import Rows, StepBatch, pack
 from services.executor.capacity import Capacity
 from services.executor.checkpoint import open_checkpoint
 from services.executor.config import LlamaConfig
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache
+from services.executor.kv_cache import KvCache, Raw
 from services.executor.native import binding
 from services.executor.native.binding import Kernels, KvType, Shape
 from services.executor.native.loading import load_native
@@ -47,7 +48,7 @@ class Engine:
     config: LlamaConfig
     shape: Shape
     model: NativeLlama
-    kv: KvCache
+    kv: KvCache[Raw]
     load_s: float
 
 
@@ -95,7 +96,8 @@ def open_engine(kv_type: KvType = KvType.FLOAT16) -> Engine:
     num_blocks = 2 + ATTENTION_ROWS * -(-ATTENTION_CONTEXT // BLOCK_SIZE)
     card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)
     capacity = Capacity(num_blocks, BLOCK_SIZE, ATTENTION_ROWS, card)
-    return Engine(kernels, config, shape, model, KvCache(capacity, config.num_layers, kv_blocks(shape)), load_s)
+    kv = KvCache(capacity, config.num_layers, kv_blocks(shape), as_stored)
+    return Engine(kernels, config, shape, model, kv, load_s)
 
 
 def batch_of(num_rows: int, count: int, context: int) -> StepBatch:
@@ -114,12 +116,10 @@ def step_of(engine: Engine, num_rows: int, count: int, context: int) -> Callable
     """A forward pass and the logits of each row's last token."""
     batch = batch_of(num_rows, count, context)
     plan = engine.model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
-    token_ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
-    inputs = StepInputs(token_ids, positions, cells, plan)
-    last = torch.from_numpy(batch.last_tokens)
+    inputs = StepInputs(batch.token_ids, batch.position_ids, batch.slot_mapping, plan)
 
     def act() -> None:
-        engine.model.logits(engine.model.forward(inputs, engine.kv).index_select(0, last))
+        engine.model.logits(engine.model.forward(inputs, engine.kv)[batch.last_tokens])
 
     return act
 
@@ -140,7 +140,7 @@ def attention_of(engine: Engine) -> Callable[[], object]:
         table_stride=table.shape[1],
         threads=torch.get_num_threads(),
     )
-    pools = [binding.Pools(keys.data_ptr(), values.data_ptr()) for keys, values in engine.kv.layers]
+    pools = [binding.Pools(keys.ctypes.data, values.ctypes.data) for keys, values in engine.kv.layers]
 
     def act(_pointed_at: object = (batch, table)) -> None:
         for layer in pools:

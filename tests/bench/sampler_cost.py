@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from services.executor.batch import Rows, pack
+from services.executor.opening import open_on_cpu
 from services.executor.sampler import sample
 from services.executor.sampling_state import SamplingState
-from services.executor.torch_start import open_torch
 from services.runtime.models import resolve
 from services.runtime.settings import ExecutorSettings, ModelSettings
 from services.wire import columns
@@ -58,7 +58,7 @@ def measure(asks: Sequence[Sampling], logits: Tensor) -> float:
     kv_lens = np.full(len(asks), NUM_KNOWN, np.int32)
     times: list[float] = []
     for _ in range(NUM_RUNS):
-        own = logits.clone()
+        own = logits.clone().numpy()
         begun = time.perf_counter()
         sample(own, state.rows(slots, kv_lens))
         times.append(time.perf_counter() - begun)
@@ -76,7 +76,7 @@ def decode_step_ms() -> float:
     """Milliseconds, median. The KV that is read is what the pool begins with: zeros take as long."""
     blocks_per_row = -(-CONTEXT // BLOCK_SIZE)
     settings = ExecutorSettings(num_blocks=NUM_ROWS * blocks_per_row + 1, block_size=BLOCK_SIZE, max_rows=NUM_ROWS)
-    backend = open_torch(settings, resolve(ModelSettings()))
+    backend = open_on_cpu(settings, resolve(ModelSettings()))
     slots = np.arange(1, NUM_ROWS + 1, dtype=np.int32)
     ones = np.ones(NUM_ROWS, np.int32)
     tables = np.zeros((NUM_ROWS + 1, blocks_per_row), np.int32)

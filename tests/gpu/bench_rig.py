@@ -23,7 +23,7 @@ from services.executor.cuda.device import Device, Event
 from services.executor.cuda.device_operations import PlainOperations, TritonOperations
 from services.executor.cuda.memory import DeviceKv
 from services.executor.cuda.opening import open_draw, sizes_of
-from services.executor.kv_cache import plain_blocks
+from services.executor.torch_arrays import plain_blocks
 from services.wire.messages import ModelCard, RowFlag, Sampling, SlotInit
 from tests.gpu.shapes import Made, make
 

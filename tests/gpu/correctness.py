@@ -23,7 +23,8 @@ from services.executor.draws import draw_bits
 from services.executor.inputs import StepInputs
 from services.executor.kv_cache import Pools
 from services.executor.operations import ReferenceOperations
-from services.executor.rope import RopeTables, make_tables
+from services.executor.rope import RopeTables
+from services.executor.rope_angles import make_angles
 from services.runtime.settings import SettingsError
 from tests.gpu.bench_rig import BLOCK_SIZE
 
@@ -146,12 +147,12 @@ def _rotation_error(operations: PlainOperations, device: Device, like: Tensor) -
     qkv = torch.randn(num_tokens, 10, 64, generator=torch.Generator().manual_seed(3)).to(like.dtype)
     positions = torch.arange(num_tokens, dtype=torch.int32)
     cells = torch.randperm(20 * BLOCK_SIZE, generator=torch.Generator().manual_seed(4))[:num_tokens].int()
-    tables = make_tables(10_000.0, 64, num_tokens)
+    tables = RopeTables.of(make_angles(10_000.0, 64, num_tokens))
 
     def turned(by: Callable[..., Tensor], on: torch.device, dtype: torch.dtype, index: torch.dtype) -> list[Tensor]:
         pools = Pools(*(torch.zeros(20, BLOCK_SIZE, 2, 64, dtype=dtype, device=on) for _ in range(2)))
         rope = RopeTables(tables.cos.to(on), tables.sin.to(on))
-        inputs: StepInputs[None] = StepInputs(positions.to(on), positions.to(on), cells.to(on, index), None)
+        inputs: StepInputs[Tensor, None] = StepInputs(positions.to(on), positions.to(on), cells.to(on, index), None)
         return [by(qkv.to(on, dtype), rope, inputs, pools), pools.keys, pools.values]
 
     truth = turned(oracle.rotate_and_store, torch.device("cpu"), torch.float32, torch.int64)

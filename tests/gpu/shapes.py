@@ -13,7 +13,8 @@ from services.executor.cuda.device_operations import PlainOperations
 from services.executor.cuda.plan import DevicePlan
 from services.executor.model import Layer, Llama
 from services.executor.operations import Operations
-from services.executor.rope import make_tables
+from services.executor.rope import RopeTables
+from services.executor.rope_angles import make_angles
 
 
 def _config(name: str, layers: int, sizes: tuple[int, int, int], heads: tuple[int, int, int]) -> LlamaConfig:
@@ -63,7 +64,7 @@ def make(config: LlamaConfig, operations: "PlainOperations | Operations[DevicePl
         return values
 
     norm = torch.ones(config.hidden_size, device=where.device)
-    tables = make_tables(config.rope_base, config.head_dim, config.context_length)
+    tables = RopeTables.of(make_angles(config.rope_base, config.head_dim, config.context_length))
     rope = type(tables)(tables.cos.to(where.device), tables.sin.to(where.device))
     queries, pairs = config.num_heads * config.head_dim, 2 * config.num_kv_heads * config.head_dim
     embedding = where.new_empty(config.vocab_size, config.hidden_size).normal_(generator=generator)

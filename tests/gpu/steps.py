@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from services.executor.attention import ReferencePlan
 from services.executor.batch import Rows, pack
 from services.executor.capacity import Capacity
 from services.executor.cuda.device import Device
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.model import Llama
 from services.executor.operations import ReferenceOperations
+from services.executor.torch_arrays import open_kv, plain_blocks
 from services.wire.messages import ModelCard, RowFlag, Sampling
 from tests.gpu.bench_rig import BLOCK_SIZE, Bench, Decoding, Setup, open_bench
 from tests.gpu.correctness import Finding, difference
@@ -65,7 +66,7 @@ def _logit_error(bench: Bench) -> float:
     model, target = bench.made.model, bench.device.target
     lasts = torch.from_numpy(batch.last_tokens)
 
-    def inputs(plan: Any, on: torch.device) -> StepInputs[Any]:
+    def inputs(plan: Any, on: torch.device) -> StepInputs[Tensor, Any]:
         ids, positions, cells = (
             torch.from_numpy(array).to(on) for array in (batch.token_ids, batch.position_ids, batch.slot_mapping)
         )
@@ -79,7 +80,7 @@ def _logit_error(bench: Bench) -> float:
     twin = _on_the_cpu(bench)
     card = ModelCard(SMALL.name, SMALL.vocab_size, SMALL.context_length, SMALL.eos_token_ids)
     capacity = Capacity(bench.backend.capacity.num_blocks, BLOCK_SIZE, len(PROMPTS), card)
-    kv = KvCache(capacity, SMALL.num_layers, plain_blocks(BLOCK_SIZE, SMALL.num_kv_heads, SMALL.head_dim))
+    kv = open_kv(capacity, SMALL.num_layers, plain_blocks(BLOCK_SIZE, SMALL.num_kv_heads, SMALL.head_dim))
     reference = twin.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
     with torch.inference_mode():
         truth = twin.logits(twin.forward(inputs(reference, torch.device("cpu")), kv).index_select(0, lasts))

@@ -191,7 +191,7 @@ def _prefill_kernel(
     tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=is_query)
 
 
-def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+def attend(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
     """q [T, heads, d], each token's heads side by side -> [T, heads, d]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     assert q.stride()[1:] == (q.shape[2], 1) and pools.keys.is_contiguous() and pools.values.is_contiguous()
@@ -202,7 +202,7 @@ def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor
     return out
 
 
-def _decode(q: Tensor, pools: Pools, plan: DevicePlan, window: int, out: Tensor) -> None:
+def _decode(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int, out: Tensor) -> None:
     (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = q.shape, pools.keys.shape
     num_rows, splits, group = len(plan.decode_rows), plan.num_splits, num_heads // num_kv_heads
     wide = triton.next_power_of_2(max(head_dim, _LEAST_DOT))
@@ -239,7 +239,7 @@ def _decode(q: Tensor, pools: Pools, plan: DevicePlan, window: int, out: Tensor)
         )
 
 
-def _prefill(q: Tensor, pools: Pools, plan: DevicePlan, window: int, out: Tensor) -> None:
+def _prefill(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int, out: Tensor) -> None:
     (_, num_heads, head_dim), (_, block_size, num_kv_heads, _) = q.shape, pools.keys.shape
     _prefill_kernel[(num_heads, len(plan.tiles))](
         q,

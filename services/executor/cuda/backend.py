@@ -34,6 +34,7 @@ from services.executor.logprobs import join
 from services.executor.matchers import Matchers
 from services.executor.prompt_logprobs import PromptScorer
 from services.executor.sampling_state import NONE_WANTED, SamplingState
+from services.executor.torch_arrays import TORCH
 from services.wire.messages import CopyBlocks, CopyDirection, Logprobs, SlotInit
 
 Draw = Callable[[Tensor, Tensor, Tensor, Tensor], None]
@@ -46,7 +47,7 @@ Drawing = tuple[Asks, dict[str, Tensor], Tensor]
 class DeviceModel(Protocol):
     """What a launch needs of a model."""
 
-    def forward(self, inputs: StepInputs[DevicePlan], kv: DeviceKv) -> Tensor:
+    def forward(self, inputs: StepInputs[Tensor, DevicePlan], kv: DeviceKv) -> Tensor:
         """Write KV, return hidden states [T, hidden]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class DeviceBackend:
         self._num_kv_heads = options.sizes.num_kv_heads
         num_slots = capacity.max_rows + 1
         self._sampling = SamplingState(num_slots, capacity.card.context_length)
-        self._scorer = PromptScorer(lambda hidden: model.logits(hidden).cpu(), self._sampling)
+        self._scorer = PromptScorer(lambda hidden: TORCH.floats(model.logits(hidden)), TORCH, self._sampling)
         self._host = HostSampler(self._sampling, capacity.card, device)
         self._ring = Ring([StepSlot(device, capacity.max_rows) for _ in range(RING_SIZE)])
         self._copies_done: list[int] = []

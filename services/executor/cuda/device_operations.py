@@ -63,7 +63,7 @@ class PlainOperations:
             num_splits=count_splits(len(decode_rows), 1, self._num_processors),
         )
 
-    def attend(self, q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+    def attend(self, q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
         """q [T, heads, d] -> [T, heads, d]."""
         return (self._decode if plan.max_q == 1 else self._mixed)(q, pools, plan, window)
 
@@ -79,7 +79,9 @@ class PlainOperations:
         """[T, hidden] -> twice [T, hidden]."""
         return self._plain.add_normalize(hidden, delta, weight, eps)
 
-    def rotate_and_store(self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[DevicePlan], pools: Pools) -> Tensor:
+    def rotate_and_store(
+        self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[Tensor, DevicePlan], pools: Pools[Tensor]
+    ) -> Tensor:
         """Returns the queries [T, heads, head_dim]."""
         nothing = ReferencePlan([], [])
         wide = StepInputs(inputs.token_ids, inputs.position_ids, inputs.slot_mapping.long(), nothing)
@@ -107,7 +109,9 @@ class TritonOperations(PlainOperations):
         both: tuple[Tensor, Tensor] = self._kernels.add_normalize(hidden, delta, weight, eps)
         return both
 
-    def rotate_and_store(self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[DevicePlan], pools: Pools) -> Tensor:
+    def rotate_and_store(
+        self, qkv: Tensor, rope: RopeTables, inputs: StepInputs[Tensor, DevicePlan], pools: Pools[Tensor]
+    ) -> Tensor:
         """Returns the queries, a view of qkv."""
         queries: Tensor = self._kernels.rotate_and_store(qkv, rope, inputs.position_ids, inputs.slot_mapping, pools)
         return queries

@@ -13,14 +13,14 @@ from torch import Tensor
 from services.executor.cuda.plan import DevicePlan
 from services.executor.kv_cache import Pools
 
-Attend = Callable[[Tensor, Pools, DevicePlan, int], Tensor]
+Attend = Callable[[Tensor, Pools[Tensor], DevicePlan, int], Tensor]
 
 
 def open_flash_3() -> Attend:
     """How many stretches it cuts rows into is told, so that a captured step does as it did."""
     with_kvcache: Callable[..., Any] = importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
 
-    def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+    def attend(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
         out: Tensor = with_kvcache(
             q,
             pools.keys,
@@ -42,7 +42,7 @@ def open_flash_2() -> Attend:
     """Lengths go in as running sums of them."""
     varlen: Callable[..., Any] = importlib.import_module("flash_attn").flash_attn_varlen_func
 
-    def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+    def attend(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
         out: Tensor = varlen(
             q,
             pools.keys,
@@ -64,7 +64,7 @@ def open_varlen() -> Attend:
     """num_splits=1 since more of them give wrong rows with a block table in torch 2.13."""
     varlen: Callable[..., Any] = importlib.import_module("torch.nn.attention.varlen").varlen_attn
 
-    def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+    def attend(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
         out: Tensor = varlen(
             q,
             pools.keys,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor, from_numpy, int32
+from torch import Tensor, int32
 
 from services.executor.backend import Outcome
 from services.executor.batch import I32, I64, Mask, StepBatch
@@ -101,5 +101,5 @@ class Flight:
         if not len(good):
             return None
         chosen = asking[good]
-        logits, own = raw[from_numpy(good)], from_numpy(tokens[chosen].astype(np.int64))
-        return join([report(logits, own, self.batch.sampling_rows[chosen], self.reported.wanted[good])])
+        own = tokens[chosen].astype(np.int64)
+        return join([report(raw.numpy()[good], own, self.batch.sampling_rows[chosen], self.reported.wanted[good])])

@@ -12,7 +12,7 @@ from services.executor.cuda.plan import DevicePlan, LongRow
 from services.executor.kv_cache import Pools
 
 
-def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor:
+def attend(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int = 0) -> Tensor:
     """q [T, heads, d] -> [T, heads, d]."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if len(plan.decode_rows):
@@ -23,7 +23,7 @@ def attend(q: Tensor, pools: Pools, plan: DevicePlan, window: int = 0) -> Tensor
     return out
 
 
-def _decode(q: Tensor, pools: Pools, plan: DevicePlan, window: int) -> Tensor:
+def _decode(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, window: int) -> Tensor:
     num_rows, num_heads, head_dim = q.shape
     lengths = plan.kv_lens.index_select(0, plan.decode_rows)[:, None]
     blocks = plan.block_table.index_select(0, plan.decode_rows)
@@ -47,7 +47,7 @@ def _decode(q: Tensor, pools: Pools, plan: DevicePlan, window: int) -> Tensor:
     return attended.reshape(num_rows, num_heads, head_dim)
 
 
-def _prefill(q: Tensor, pools: Pools, plan: DevicePlan, what: tuple[LongRow, int]) -> Tensor:
+def _prefill(q: Tensor, pools: Pools[Tensor], plan: DevicePlan, what: tuple[LongRow, int]) -> Tensor:
     row, window = what
     num_blocks = -(-row.length // pools.keys.shape[1])
     blocks = plan.block_table[row.row, :num_blocks]

@@ -5,16 +5,16 @@ structured output costs on a GPU. The sampler is the CPU's, to the last bit.
 """
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from services.executor.batch import I32, I64, StepBatch
+from services.executor.batch import F32, I32, I64, StepBatch
 from services.executor.cuda.device import Device
 from services.executor.grammars import Grammars
 from services.executor.masks import TokenMasks
 from services.executor.matchers import Matchers
 from services.executor.sampler import sample
 from services.executor.sampling_state import SamplingState
+from services.executor.scores import PLAIN
 from services.wire.messages import ModelCard
 
 
@@ -32,22 +32,23 @@ class HostSampler:
         The tokens of the n, and why by sampling row nothing may follow where that is so. Where a row is not finite its
         token is 0.
         """
-        scores = logits.to("cpu", non_blocking=True)
+        read = logits.to("cpu", non_blocking=True)
         self._read.record()
         self._read.wait()
-        is_finite = torch.isfinite(scores.sum(-1))
-        scores.masked_fill_(~is_finite[:, None], 0.0)
+        scores: F32 = read.numpy()
+        is_finite = PLAIN.are_finite(scores)
+        scores[~is_finite] = 0.0
         own = batch.sampling_rows[rows]
         slots = batch.slots[own]
         masks = self.matchers.masks(batch)
         own_masks = TokenMasks(np.searchsorted(rows, masks.rows), masks.bits) if masks is not None else None
         sampled = sample(scores, self._state.rows(slots, batch.kv_lens[own]), own_masks)
-        is_drawn = is_finite.numpy() & ~sampled.stuck
+        is_drawn = is_finite & ~sampled.stuck
         if masks is not None:
             tokens, drawn = np.zeros(len(batch.sampling_rows), np.int64), np.zeros(len(batch.sampling_rows), np.bool_)
-            tokens[rows], drawn[rows] = sampled.tokens.numpy(), is_drawn
+            tokens[rows], drawn[rows] = sampled.tokens, is_drawn
             self.matchers.advance(batch, masks, tokens, drawn)
         self._state.history.append(slots, sampled.tokens)
-        tokens_of_rows = np.where(is_drawn, sampled.tokens.numpy(), 0).astype(np.int32)
-        stuck = np.flatnonzero(is_finite.numpy() & sampled.stuck).tolist()
+        tokens_of_rows = np.where(is_drawn, sampled.tokens, 0).astype(np.int32)
+        stuck = np.flatnonzero(is_finite & sampled.stuck).tolist()
         return tokens_of_rows, {int(rows[index]): self.matchers.why_stuck(int(slots[index])) for index in stuck}

@@ -8,22 +8,24 @@ when the step after them is.
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from services.executor.batch import I32
 from services.executor.capacity import Capacity
 from services.executor.cuda.device import Device
 from services.executor.kv_cache import BlockShape, KvCache, Pools
 from services.executor.slots import read_column
+from services.executor.torch_arrays import dtype_of
 from services.wire.messages import CopyBlocks, CopyDirection
 
 
-class DeviceKv(KvCache):
+class DeviceKv(KvCache[Tensor]):
     """layers: one Pools for each layer, on the device."""
 
     def __init__(self, capacity: Capacity, num_layers: int, shape: BlockShape, device: Device) -> None:
         self._device = device
         self.layers = [_zeros(shape, capacity.num_blocks, device) for _ in range(num_layers)]
-        self._host = [_pinned(shape, capacity.num_host_blocks, device) for _ in range(num_layers)]
+        self._pinned = [_pinned(shape, capacity.num_host_blocks, device) for _ in range(num_layers)]
 
     def copy(self, op: CopyBlocks) -> None:
         """Put the copies of whole blocks of every layer on the stream."""
@@ -31,8 +33,8 @@ class DeviceKv(KvCache):
         if op.direction == CopyDirection.WITHIN:
             self._copy_within(sources, destinations)
             return
-        from_layers = self._host if op.direction == CopyDirection.IN else self.layers
-        to_layers = self._host if op.direction == CopyDirection.OUT else self.layers
+        from_layers = self._pinned if op.direction == CopyDirection.IN else self.layers
+        to_layers = self._pinned if op.direction == CopyDirection.OUT else self.layers
         for source, destination, count in runs(sources, destinations):
             for from_layer, to_layer in zip(from_layers, to_layers, strict=True):
                 for from_pool, to_pool in zip(from_layer, to_layer, strict=True):
@@ -60,19 +62,19 @@ def runs(sources: I32, destinations: I32) -> Iterator[tuple[int, int, int]]:
             start = end
 
 
-def _zeros(shape: BlockShape, num_blocks: int, device: Device) -> Pools:
+def _zeros(shape: BlockShape, num_blocks: int, device: Device) -> Pools[Tensor]:
     with device.working():
         return Pools(
             *(
-                torch.zeros((num_blocks, *cells), dtype=shape.dtype, device=device.target)
+                torch.zeros((num_blocks, *cells), dtype=dtype_of(shape), device=device.target)
                 for cells in (shape.keys, shape.values)
             )
         )
 
 
-def _pinned(shape: BlockShape, num_blocks: int, device: Device) -> Pools:
-    def pool(cells: tuple[int, ...]) -> torch.Tensor:
-        size = num_blocks * torch.Size(cells).numel() * shape.dtype.itemsize
-        return device.pinned(size).zero_().view(shape.dtype).view((num_blocks, *cells))
+def _pinned(shape: BlockShape, num_blocks: int, device: Device) -> Pools[Tensor]:
+    def pool(cells: tuple[int, ...]) -> Tensor:
+        size = num_blocks * torch.Size(cells).numel() * shape.value_bytes
+        return device.pinned(size).zero_().view(dtype_of(shape)).view((num_blocks, *cells))
 
     return Pools(pool(shape.keys), pool(shape.values))

@@ -18,6 +18,7 @@ from services.executor.cuda.plan import DevicePlan
 from services.executor.cuda.staging import forward_fields, other_fields, table_width
 from services.executor.kv_cache import BlockShape
 from services.executor.model import Llama
+from services.executor.torch_arrays import dtype_of
 from services.runtime.settings import ExecutorSettings
 
 log = structlog.get_logger()
@@ -59,5 +60,5 @@ def open_backend(
     buckets = buckets_up_to(min(settings.graph_rows, capacity.max_rows))
     operations = model.operations
     assert isinstance(operations, PlainOperations)
-    options = Options(sizes_of(capacity, config, buckets, blocks.dtype), open_draw(operations.choice))
+    options = Options(sizes_of(capacity, config, buckets, dtype_of(blocks)), open_draw(operations.choice))
     return DeviceBackend(model, capacity, kv, device, options)

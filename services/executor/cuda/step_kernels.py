@@ -118,7 +118,7 @@ def _launch_norm(hidden: Tensor, delta: Tensor, weight: Tensor, normed: Tensor, 
         )
 
 
-def rotate_and_store(qkv: Tensor, rope: RopeTables, positions: Tensor, cells: Tensor, pools: Pools) -> Tensor:
+def rotate_and_store(qkv: Tensor, rope: RopeTables, positions: Tensor, cells: Tensor, pools: Pools[Tensor]) -> Tensor:
     """qkv [T, heads + 2 kv_heads, d] is turned in place where it holds queries; those are given back, a view of it.
 
     positions, cells: [T], int32 or int64. pools: [blocks, block_size, kv_heads, d], contiguous.

@@ -5,11 +5,12 @@ Knows addresses and sizes, nothing of models. Whoever fills a struct keeps what 
 
 import ctypes
 import importlib.machinery
+import importlib.util
 from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 from pathlib import Path
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 
 class Format(IntEnum):
@@ -127,6 +128,14 @@ class Kernels(ctypes.Structure):
         ("rotate_and_store", _function(None, _SHAPE, _STEP, c_void_p, c_void_p, c_void_p, _POOLS)),
         ("attend", _function(None, _SHAPE, _STEP, c_void_p, _POOLS, c_int32, c_void_p)),
         ("gate", _function(None, c_void_p, c_int32, c_int32, c_void_p, c_int32)),
+        ("check", _function(None, c_void_p, c_int32, c_int32, c_void_p, c_int32)),
+        ("peaks", _function(None, c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32)),
+        (
+            "weigh",
+            _function(
+                *(None, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_int32)
+            ),
+        ),
         ("ban", _function(None, c_void_p, c_int32, c_void_p, c_void_p, c_int32, c_int32)),
         ("forward_bytes", _function(c_int64, _MODEL, c_int32, c_int32)),
         ("forward", _function(None, _MODEL, _STEP, _POOLS, c_void_p, c_void_p)),
@@ -147,8 +156,10 @@ def built_library() -> Path:
 
 
 def open_library(path: Path) -> ctypes.CDLL:
-    """Load a library of kernels. torch is to be loaded first: its OpenMP then serves both."""
+    """Load a library of kernels, and with it the OpenMP that torch brings: one pool of threads serves both."""
     try:
+        for openmp in _torch_files("lib/libgomp*.so*"):
+            ctypes.CDLL(str(openmp))
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsError(f"the native kernels cannot be loaded: {error}") from error
@@ -158,6 +169,13 @@ def open_library(path: Path) -> ctypes.CDLL:
     library.tandem_kernels.restype = POINTER(Kernels)
     library.tandem_kernels.argtypes = (c_char_p,)
     return library
+
+
+def _torch_files(pattern: str) -> list[Path]:
+    """Of the installed torch, which is not imported for it."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found is not None else None
+    return [file for folder in folders or () for file in sorted(Path(folder).glob(pattern))]
 
 
 def variants(library: ctypes.CDLL) -> list[str]:

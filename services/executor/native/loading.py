@@ -12,7 +12,7 @@ from services.executor.native.binding import Shape
 from services.executor.native.model import NativeLayer, NativeLlama, NativeWeights
 from services.executor.native.packing import BLOCK, F32, STRIP, PackedWeight, Packer, Rows
 from services.executor.parts import Part, Weight
-from services.executor.weights import half_split, read, read_rope
+from services.executor.reading import half_split, read, read_angles
 
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48  # query heads that share a kv head
@@ -37,14 +37,14 @@ def load_native(checkpoint: Checkpoint, shape: Shape, packer: Packer) -> NativeL
     """The packer's kernels and threads will run it."""
     loader, layout, config = _Loader(checkpoint, packer), checkpoint.layout, checkpoint.config
     embedding = loader.packed((layout.embedding(),))
-    rope = read_rope(checkpoint)
+    angles = read_angles(checkpoint)
     weights = NativeWeights(
         layers=[loader.layer(index) for index in range(config.num_layers)],
         embedding=embedding,
         norm=loader.vector((layout.norm(),)),
         head=loader.packed((layout.head(),)) if config.has_head else embedding,
-        cos=rope.cos.numpy(),
-        sin=rope.sin.numpy(),
+        cos=angles.cos,
+        sin=angles.sin,
         eps=config.norm_eps,
     )
     return NativeLlama(packer.kernels, shape, weights, packer.num_threads)
@@ -81,8 +81,7 @@ class _Loader:
         return self._packer.pack(rows, order, added)
 
     def vector(self, weight: Weight) -> F32:
-        values: F32 = read(self._checkpoint.tensors, weight).numpy()
-        return values
+        return read(self._checkpoint.tensors, weight)
 
 
 def _order(part: Part) -> NDArray[np.int64]:

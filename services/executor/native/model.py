@@ -8,13 +8,11 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from services.executor.batch import I32
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import BlockShape, KvCache
+from services.executor.kv_cache import BlockShape, KvCache, Raw
 from services.executor.native.binding import Kernels, KvType, Layer, Model, Pools, Shape, Step
 from services.executor.native.packing import Arena, Bytes, PackedWeight
 
@@ -64,10 +62,10 @@ def kv_blocks(shape: Shape) -> BlockShape:
     """The blocks that the kernels read: src/abi.h."""
     if shape.kv_type == KvType.INT8:
         num_bytes = shape.block_size * (shape.head_dim + _SCALE_BYTES)
-        return BlockShape((shape.kv_heads, num_bytes), (shape.kv_heads, num_bytes), torch.uint8)
+        return BlockShape((shape.kv_heads, num_bytes), (shape.kv_heads, num_bytes), "uint8")
     keys = (shape.kv_heads, shape.head_dim, shape.block_size)
     values = (shape.kv_heads, shape.block_size, shape.head_dim)
-    return BlockShape(keys, values, torch.float16 if shape.kv_type == KvType.FLOAT16 else torch.float32)
+    return BlockShape(keys, values, "float16" if shape.kv_type == KvType.FLOAT16 else "float32")
 
 
 class NativeLlama:
@@ -78,33 +76,33 @@ class NativeLlama:
         self.weights = weights
         self._num_threads = num_threads
         self._model = _model_struct(shape, weights)
-        self._pools: tuple[KvCache, ctypes.Array[Pools]] | None = None
+        self._pools: tuple[KvCache[Raw], ctypes.Array[Pools]] | None = None
         self._scratch: Bytes = np.zeros(0, np.uint8)
-        self._logits = torch.zeros(0)
+        self._logits: F32 = np.zeros((0, 0), np.float32)
 
     def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> NativePlan:
         """What forward needs to know of the rows."""
         return NativePlan(*(np.ascontiguousarray(array) for array in (cu_seqlens_q, kv_lens, block_table)))
 
-    def forward(self, inputs: StepInputs[NativePlan], kv: KvCache) -> Tensor:
+    def forward(self, inputs: StepInputs[Raw, NativePlan], kv: KvCache[Raw]) -> F32:
         """Write the KV of the new tokens and return their hidden states [T, hidden], normalized for the head."""
         num_tokens = len(inputs.token_ids)
         self._grow(num_tokens)
-        hidden = torch.empty(num_tokens, self._model.hidden)
+        hidden = np.empty((num_tokens, self._model.hidden), np.float32)
         if self._pools is None or self._pools[0] is not kv:
             self._pools = kv, _pool_structs(kv)
         step = _step_struct(inputs, self._num_threads)
-        self._kernels.forward(self._model, step, self._pools[1], self._scratch.ctypes.data, hidden.data_ptr())
+        self._kernels.forward(self._model, step, self._pools[1], self._scratch.ctypes.data, hidden.ctypes.data)
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: F32) -> F32:
         """[rows, hidden] -> [rows, vocab], which are there until the next call."""
         head = self.weights.head.struct
         if len(self._logits) < len(hidden):
-            self._logits = torch.empty(len(hidden), head.rows)
+            self._logits = np.empty((len(hidden), head.rows), np.float32)
         logits = self._logits[: len(hidden)]
-        rows = hidden.contiguous()
-        self._kernels.linear(head, rows.data_ptr(), len(rows), logits.data_ptr(), self._num_threads)
+        rows = np.ascontiguousarray(hidden)
+        self._kernels.linear(head, rows.ctypes.data, len(rows), logits.ctypes.data, self._num_threads)
         return logits
 
     def _grow(self, num_tokens: int) -> None:
@@ -143,14 +141,14 @@ def _layer_struct(layer: NativeLayer) -> Layer:
     )
 
 
-def _step_struct(inputs: StepInputs[NativePlan], num_threads: int) -> Step:
+def _step_struct(inputs: StepInputs[Raw, NativePlan], num_threads: int) -> Step:
     plan = inputs.attention_plan
     return Step(
         rows=len(plan.kv_lens),
         tokens=len(inputs.token_ids),
-        token_ids=inputs.token_ids.data_ptr(),
-        positions=inputs.position_ids.data_ptr(),
-        slot_mapping=inputs.slot_mapping.data_ptr(),
+        token_ids=inputs.token_ids.ctypes.data,
+        positions=inputs.position_ids.ctypes.data,
+        slot_mapping=inputs.slot_mapping.ctypes.data,
         cu_seqlens_q=plan.cu_seqlens_q.ctypes.data,
         kv_lens=plan.kv_lens.ctypes.data,
         block_table=plan.block_table.ctypes.data,
@@ -159,5 +157,5 @@ def _step_struct(inputs: StepInputs[NativePlan], num_threads: int) -> Step:
     )
 
 
-def _pool_structs(kv: KvCache) -> ctypes.Array[Pools]:
-    return (Pools * len(kv.layers))(*(Pools(keys.data_ptr(), values.data_ptr()) for keys, values in kv.layers))
+def _pool_structs(kv: KvCache[Raw]) -> ctypes.Array[Pools]:
+    return (Pools * len(kv.layers))(*(Pools(keys.ctypes.data, values.ctypes.data) for keys, values in kv.layers))

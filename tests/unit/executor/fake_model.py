@@ -8,9 +8,10 @@ from torch import Tensor
 from services.executor.attention import ReferencePlan
 from services.executor.batch import I32
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, plain_blocks
+from services.executor.kv_cache import KvCache
 from services.executor.operations import ReferenceOperations
-from services.executor.runner import TorchBackend
+from services.executor.torch_arrays import open_kv, plain_blocks
+from services.executor.torch_backend import TorchBackend
 from tests.unit.executor.rig import small_capacity
 
 
@@ -23,7 +24,7 @@ class FakeModel:
     def prepare(self, cu_seqlens_q: I32, kv_lens: I32, block_table: I32, block_size: int) -> ReferencePlan:
         return ReferenceOperations().prepare(cu_seqlens_q, kv_lens, block_table, block_size)
 
-    def forward(self, inputs: StepInputs[ReferencePlan], kv: KvCache) -> Tensor:
+    def forward(self, inputs: StepInputs[Tensor, ReferencePlan], kv: KvCache[Tensor]) -> Tensor:
         return torch.stack((inputs.token_ids, inputs.position_ids), dim=1).float()
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -35,5 +36,5 @@ def fake_backend(
 ) -> TorchBackend[ReferencePlan]:
     """A torch backend around a FakeModel, in debug mode."""
     capacity = small_capacity(vocab_size, num_blocks)
-    kv = KvCache(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
+    kv = open_kv(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
     return TorchBackend(FakeModel(logits_of), capacity, kv, is_debug=True)

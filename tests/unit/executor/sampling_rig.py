@@ -60,7 +60,7 @@ def draw(logits: Tensor, rows: Sequence[DrawnRow]) -> Sampled:
     kv_lens = np.array([len(row.tokens) for row in rows], np.int32)
     allowed = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
     masks = masks_of(allowed, logits.shape[1]) if allowed else None
-    return sample(logits, state.rows(slots, kv_lens), masks)
+    return sample(logits.numpy(), state.rows(slots, kv_lens), masks)
 
 
 def scores_by_definition(logits: F32, row: DrawnRow) -> F64:

@@ -16,7 +16,7 @@ from services.executor.kv_cache import Pools
 
 BLOCK_SIZE = 4
 
-IMPLEMENTATIONS: dict[str, Callable[[Tensor, Pools, I32, I32, I32, int], Tensor]] = {"reference": attend_paged}
+IMPLEMENTATIONS: dict[str, Callable[[Tensor, Pools[Tensor], I32, I32, I32, int], Tensor]] = {"reference": attend_paged}
 
 
 def naive(q: Tensor, keys: Tensor, values: Tensor, window: int) -> Tensor:

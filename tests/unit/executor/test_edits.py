@@ -33,7 +33,7 @@ def edited(logits: Tensor, rows: list[DrawnRow]) -> Tensor:
     asked = state.rows(np.arange(1, len(rows) + 1, dtype=np.int32), kv_lens)
     allowed = {index: row.allowed for index, row in enumerate(rows) if row.allowed is not None}
     scores = logits.clone()
-    edit(scores, asked.edits, masks_of(allowed, logits.shape[1]) if allowed else None)
+    edit(scores.numpy(), asked.edits, masks_of(allowed, logits.shape[1]) if allowed else None)
     return scores
 
 

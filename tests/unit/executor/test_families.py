@@ -17,17 +17,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.executor.arrays import NUMPY, Arrays, as_stored
 from services.executor.batch import Rows, pack
 from services.executor.capacity import Capacity
 from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import BlockShape, KvCache, plain_blocks
+from services.executor.kv_cache import KvCache
 from services.executor.native.binding import KvType, Shape, open_kernels
 from services.executor.native.loading import load_native, unsupported
 from services.executor.native.model import kv_blocks
 from services.executor.native.packing import Packer
 from services.executor.operations import ReferenceOperations
 from services.executor.runner import Model
+from services.executor.torch_arrays import TORCH, open_kv, plain_blocks
 from services.executor.weights import load_llama
 from services.wire.messages import ModelCard
 from tests.unit.executor.native.conftest import LIBRARY
@@ -49,6 +51,11 @@ class Made:
     folder: Path
 
 
+CAPACITY = Capacity(
+    NUM_BLOCKS, BLOCK_SIZE, WIDTH, ModelCard(name="", vocab_size=VOCAB, context_length=128, eos_token_ids=())
+)
+
+
 @pytest.fixture(scope="module", params=VARIANTS)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
     with warnings.catch_warnings():
@@ -62,10 +69,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 class Sheet:
     """A model, KV memory, and sequences that are computed in pieces, several in a step."""
 
-    def __init__(self, model: Model[Any], num_layers: int, blocks: BlockShape) -> None:
-        card = ModelCard(name="", vocab_size=VOCAB, context_length=128, eos_token_ids=())
-        self._kv = KvCache(Capacity(NUM_BLOCKS, BLOCK_SIZE, WIDTH, card), num_layers, blocks)
-        self._model = model
+    def __init__(self, model: Model[Any, Any], kv: KvCache[Any], arrays: Arrays[Any]) -> None:
+        self._model, self._kv, self._arrays = model, kv, arrays
         self.free = list(range(1, NUM_BLOCKS))
         random.Random(3).shuffle(self.free)
         self.tables: dict[int, list[int]] = {}
@@ -83,9 +88,10 @@ class Sheet:
         rows = Rows(slots, slots, firsts, lasts - firsts, 0 * slots, inputs)
         batch = pack(rows, table, BLOCK_SIZE, step=1, received_ns=0)
         plan = self._model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
-        ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
+        ids, positions, cells = map(self._arrays.of, (batch.token_ids, batch.position_ids, batch.slot_mapping))
         hidden = self._model.forward(StepInputs(ids, positions, cells, plan), self._kv)
-        return list(torch.split(self._model.logits(hidden).clone(), (lasts - firsts).tolist()))
+        logits = torch.from_numpy(self._arrays.floats(self._model.logits(hidden)).copy())
+        return list(torch.split(logits, (lasts - firsts).tolist()))
 
     def give_back(self, sequence: int) -> None:
         """Its blocks are the next to be handed out."""
@@ -95,7 +101,7 @@ class Sheet:
 def sheet(checkpoint: Checkpoint) -> Sheet:
     config = checkpoint.config
     blocks = plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    return Sheet(load_llama(checkpoint, ReferenceOperations()), config.num_layers, blocks)
+    return Sheet(load_llama(checkpoint, ReferenceOperations()), open_kv(CAPACITY, config.num_layers, blocks), TORCH)
 
 
 def prompts() -> list[list[int]]:
@@ -177,8 +183,12 @@ def test_the_native_kernels_compute_the_same_model(made: Made, request: pytest.F
     model = load_native(checkpoint, shape, Packer(open_kernels(LIBRARY), 1))
     sequences = prompts()
     expected = torch.cat([logits_of(made.reference, tokens) for tokens in sequences])
-    ours = torch.cat(packed(Sheet(model, config.num_layers, kv_blocks(shape)), sequences))
-    alone = chunked(Sheet(model, config.num_layers, kv_blocks(shape)), sequences[0])
+
+    def native_sheet() -> Sheet:
+        return Sheet(model, KvCache(CAPACITY, config.num_layers, kv_blocks(shape), as_stored), NUMPY)
+
+    ours = torch.cat(packed(native_sheet(), sequences))
+    alone = chunked(native_sheet(), sequences[0])
     assert torch.equal(ours[: len(alone)], alone)  # the same bit for bit, however it is batched
     error = float(((ours - expected).norm(dim=-1) / expected.norm(dim=-1)).mean())
     print(f"{request.node.callspec.id}: native, mean error of a row {error:.3f} (tolerance {NATIVE_TOLERANCE})")

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.executor.attention import ReferencePlan
-from services.executor.runner import TorchBackend
-from services.executor.torch_start import open_torch
+from services.executor.backend import Backend
+from services.executor.opening import open_on_cpu
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import Sampling
 from tests.unit.executor.rig import Request, generate
@@ -20,8 +19,8 @@ NUM_PROMPTS, NUM_OUTPUTS = 8, 20
 
 
 @pytest.fixture(scope="module")
-def backend(default_model: Path) -> TorchBackend[ReferencePlan]:
-    return open_torch(ExecutorSettings(precision="exact", num_blocks=200, max_rows=16), default_model)
+def backend(default_model: Path) -> Backend:
+    return open_on_cpu(ExecutorSettings(precision="exact", num_blocks=200, max_rows=16), default_model)
 
 
 def golden(name: str) -> list[dict[str, Any]]:
@@ -42,7 +41,7 @@ def as_request(case: dict[str, Any], num_outputs: int, chunk: int) -> Request:
     return Request(case["prompt_token_ids"], min(num_outputs, len(case["output_token_ids"])), sampling, chunk=chunk)
 
 
-def test_short_prompts_packed_together(backend: TorchBackend[ReferencePlan]) -> None:
+def test_short_prompts_packed_together(backend: Backend) -> None:
     cases = golden("greedy.jsonl")
     cases = [*cases[: NUM_PROMPTS // 2], *cases[-NUM_PROMPTS // 2 :]]
     requests = [as_request(case, NUM_OUTPUTS, chunk=50) for case in cases]
@@ -51,7 +50,7 @@ def test_short_prompts_packed_together(backend: TorchBackend[ReferencePlan]) -> 
         check(request, case)
 
 
-def test_a_long_prompt_in_chunks(backend: TorchBackend[ReferencePlan]) -> None:
+def test_a_long_prompt_in_chunks(backend: Backend) -> None:
     case = min(golden("greedy_long.jsonl"), key=lambda case: len(case["prompt_token_ids"]))
     request = as_request(case, 6, chunk=400)
     generate(backend, [request])

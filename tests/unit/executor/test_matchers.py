@@ -15,10 +15,10 @@ from torch import Tensor
 from services.executor.attention import ReferencePlan
 from services.executor.grammar import Compiler, Grammar, Matcher
 from services.executor.grammars import Grammars
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.masks import num_words
 from services.executor.matchers import Matchers
-from services.executor.runner import TorchBackend
+from services.executor.torch_arrays import open_kv, plain_blocks
+from services.executor.torch_backend import TorchBackend
 from services.runtime.settings import ExecutorSettings
 from services.wire import columns
 from services.wire.messages import (
@@ -72,7 +72,7 @@ class Engine:
         card = msgspec.structs.replace(small.card, eos_token_ids=ENDS)
         capacity = dataclasses.replace(small, card=card)
         self.grammars = Grammars(compile or Compiler(ExecutorSettings(), lambda: VOCABULARY), cache_size=4)
-        kv = KvCache(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
+        kv = open_kv(capacity, num_layers=1, shape=plain_blocks(capacity.block_size, 1, 2))
         backend: TorchBackend[ReferencePlan] = TorchBackend(FakeModel(logits_of), capacity, kv, is_debug=True)
         backend.follow(Matchers(self.grammars, card, num_threads=2))
         self.driver = Driver(backend)

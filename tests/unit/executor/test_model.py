@@ -1,6 +1,7 @@
 """The Llama forward pass: equal to one written plainly, and a packed row sees what it would see alone."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,12 +10,12 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from services.executor import linear
-from services.executor.attention import ReferencePlan
 from services.executor.checkpoint import open_checkpoint
-from services.executor.kv_cache import KvCache, plain_blocks
+from services.executor.opening import open_on_cpu
 from services.executor.operations import ReferenceOperations
-from services.executor.runner import TorchBackend
-from services.executor.torch_start import open_torch
+from services.executor.runner import CpuBackend
+from services.executor.torch_arrays import open_kv, plain_blocks
+from services.executor.torch_backend import TorchBackend
 from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings
 from services.wire import columns
@@ -39,9 +40,9 @@ SETTINGS = ExecutorSettings(precision="exact", block_size=4, num_blocks=200, max
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TorchBackend[ReferencePlan]:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> CpuBackend[Any, Any]:
     path = tiny_llama.write(tmp_path_factory.mktemp("model") / "tiny.gguf", random_weights())
-    return open_torch(SETTINGS, path)
+    return open_on_cpu(SETTINGS, path)
 
 
 def random_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
@@ -49,7 +50,7 @@ def random_prompts(seed: int, count: int, longest: int = 40) -> list[list[int]]:
     return [rng.integers(0, tiny_llama.VOCAB, rng.integers(1, longest)).tolist() for _ in range(count)]
 
 
-def test_the_card_tells_what_was_loaded(tiny: TorchBackend[ReferencePlan]) -> None:
+def test_the_card_tells_what_was_loaded(tiny: CpuBackend[Any, Any]) -> None:
     card = tiny.capacity.card
     assert (card.vocab_size, card.context_length, card.eos_token_ids) == (96, 128, (2,))
     assert card.kv_bytes_per_token == 2 * 3 * 2 * 16 * 4
@@ -57,7 +58,7 @@ def test_the_card_tells_what_was_loaded(tiny: TorchBackend[ReferencePlan]) -> No
     assert (card.backend, card.dtype) == ("torch", "float32")
 
 
-def test_greedy_tokens_and_logprobs_equal_the_plain_forward_pass(tiny: TorchBackend[ReferencePlan]) -> None:
+def test_greedy_tokens_and_logprobs_equal_the_plain_forward_pass(tiny: CpuBackend[Any, Any]) -> None:
     weights = random_weights()
     for prompt in random_prompts(1, 4):
         request = Request(prompt, 12, Sampling(temperature=0.0, logprobs=0), chunk=7)
@@ -69,7 +70,7 @@ def test_greedy_tokens_and_logprobs_equal_the_plain_forward_pass(tiny: TorchBack
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_packed_row_sees_what_it_would_see_alone(tiny: TorchBackend[ReferencePlan], seed: int) -> None:
+def test_a_packed_row_sees_what_it_would_see_alone(tiny: CpuBackend[Any, Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
 
     def requests(is_packed: bool) -> list[Request]:
@@ -94,7 +95,7 @@ def test_a_packed_row_sees_what_it_would_see_alone(tiny: TorchBackend[ReferenceP
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
-def test_not_a_number_in_blocks_of_others_reaches_nobody(tiny: TorchBackend[ReferencePlan]) -> None:
+def test_not_a_number_in_blocks_of_others_reaches_nobody(tiny: CpuBackend[Any, Any]) -> None:
     clean = generate(tiny, [Request(prompt, 8) for prompt in random_prompts(3, 5)])
     for pool in (pool for pools in tiny._kv.layers for pool in pools):
         pool.fill_(torch.nan)
@@ -103,7 +104,7 @@ def test_not_a_number_in_blocks_of_others_reaches_nobody(tiny: TorchBackend[Refe
         pool.zero_()
 
 
-def test_a_prefix_in_shared_blocks_gives_the_same_tokens(tiny: TorchBackend[ReferencePlan]) -> None:
+def test_a_prefix_in_shared_blocks_gives_the_same_tokens(tiny: CpuBackend[Any, Any]) -> None:
     prompt = random_prompts(5, 1, longest=30)[0] + [1] * 12
     driver = Driver(tiny)
     whole = tokens_of(driver.run([init(1, len(prompt)), append(1, list(range(1, 20)))], [Row(1, 0, prompt)]))
@@ -117,7 +118,7 @@ def test_blocks_survive_every_kind_of_copy(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tiny_llama.write(tmp_path / "tiny.gguf", random_weights()))
     config = checkpoint.config
     capacity = small_capacity(tiny_llama.VOCAB, num_blocks=40, num_host_blocks=8)
-    kv = KvCache(capacity, config.num_layers, plain_blocks(capacity.block_size, config.num_kv_heads, config.head_dim))
+    kv = open_kv(capacity, config.num_layers, plain_blocks(capacity.block_size, config.num_kv_heads, config.head_dim))
     driver = Driver(TorchBackend(load_llama(checkpoint, ReferenceOperations()), capacity, kv, is_debug=True))
     prompt = [5, 17, 40, 8, 61, 3]
     expected = plain_greedy(random_weights(), prompt, 1)
@@ -152,7 +153,7 @@ def test_a_consumed_future_is_poisoned_in_debug_mode() -> None:
 
 def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
     weights = random_weights(7, has_head=True)
-    backend = open_torch(SETTINGS, tiny_llama.write(tmp_path / "headed.gguf", weights), "headed")
+    backend = open_on_cpu(SETTINGS, tiny_llama.write(tmp_path / "headed.gguf", weights), "headed")
     assert backend.capacity.card.name == "headed"
     prompt = random_prompts(2, 1)[0]
     assert generate(backend, [Request(prompt, 6)]) == [plain_greedy(weights, prompt, 6)]
@@ -161,7 +162,7 @@ def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
 def test_quantized_weights_are_computed_in_float32(tmp_path: Path) -> None:
     quantization = GGMLQuantizationType.Q8_0
     weights = random_weights(9)
-    backend = open_torch(SETTINGS, tiny_llama.write(tmp_path / "q8.gguf", weights, Recipe(quantization)))
+    backend = open_on_cpu(SETTINGS, tiny_llama.write(tmp_path / "q8.gguf", weights, Recipe(quantization)))
     # Blocks lie within rows, so the order of the rows of Q and K does not matter.
     rounded = {
         name: quants.dequantize(quants.quantize(value, quantization), quantization) if value.ndim > 1 else value
@@ -179,6 +180,6 @@ def test_packed_weights_multiply_like_plain_ones(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(packed[1], x @ weight.T + bias)
 
 
-def test_a_step_without_rows_runs_and_reports_nothing(tiny: TorchBackend[ReferencePlan]) -> None:
+def test_a_step_without_rows_runs_and_reports_nothing(tiny: CpuBackend[Any, Any]) -> None:
     result = Driver(tiny).run([init(1, 3, GREEDY)])
     assert tokens_of(result) == [] and result.n_out == b"" and not result.failed_rows

@@ -8,9 +8,10 @@ from torch import Tensor
 from services.executor.batch import I32
 from services.executor.capacity import Capacity
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
-from services.executor.rope import make_tables
+from services.executor.rope import RopeTables
+from services.executor.rope_angles import make_angles
+from services.executor.torch_arrays import open_kv, plain_blocks
 from tests.unit.executor.rig import small_capacity
 
 OPERATIONS = ReferenceOperations()
@@ -40,11 +41,11 @@ def test_halves_of_other_types_keep_their_type() -> None:
 
 def test_queries_and_keys_turn_and_only_the_cells_of_new_tokens_are_written() -> None:
     num_heads, num_kv_heads, head_dim = 6, 2, 8
-    kv = KvCache(capacity(), 1, plain_blocks(4, num_kv_heads, head_dim))
+    kv = open_kv(capacity(), 1, plain_blocks(4, num_kv_heads, head_dim))
     positions, cells = torch.tensor([0, 3, 11]), torch.tensor([5, 13, 22])
     qkv = torch.randn(3, num_heads + 2 * num_kv_heads, head_dim)
     inputs = StepInputs(positions, positions, cells, ReferenceOperations().prepare(*no_rows(), block_size=4))
-    tables = make_tables(100.0, head_dim, 20)
+    tables = RopeTables.of(make_angles(100.0, head_dim, 20))
     queries = OPERATIONS.rotate_and_store(qkv.clone(), tables, inputs, kv.layers[0])
 
     frequencies = 100.0 ** (-torch.arange(head_dim // 2, dtype=torch.float64) / (head_dim // 2))

@@ -18,9 +18,10 @@ from services.executor.attention import ReferencePlan
 from services.executor.batch import F64
 from services.executor.capacity import Capacity
 from services.executor.checkpoint import open_checkpoint
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
-from services.executor.runner import Model, TorchBackend
+from services.executor.runner import Model
+from services.executor.torch_arrays import open_kv, plain_blocks
+from services.executor.torch_backend import TorchBackend
 from services.executor.weights import load_llama
 from services.runtime.models import resolve
 from services.runtime.settings import ModelSettings
@@ -96,7 +97,7 @@ QUICK = (WAYS[7],)
 class Overheard:
     """A model whose last logits are kept."""
 
-    def __init__(self, model: Model[ReferencePlan]) -> None:
+    def __init__(self, model: Model[Tensor, ReferencePlan]) -> None:
         self.prepare, self.forward = model.prepare, model.forward
         self._logits = model.logits
         self.last = torch.empty(0)
@@ -122,7 +123,7 @@ def engine() -> Engine:
     model = Overheard(load_llama(checkpoint, ReferenceOperations()))
     card = ModelCard("model", config.vocab_size, config.context_length, config.eos_token_ids)
     capacity = Capacity(num_blocks=200, block_size=4, max_rows=16, card=card, num_host_blocks=40)
-    kv = KvCache(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))
+    kv = open_kv(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))
     return Engine(model, TorchBackend(model, capacity, kv))
 
 

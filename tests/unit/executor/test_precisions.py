@@ -4,17 +4,15 @@
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from services.executor.checkpoint import Checkpoint
-from services.executor.kv_cache import KvCache, plain_blocks
+from services.executor.opening import open_on_cpu
 from services.executor.operations import ReferenceOperations
 from services.executor.placement import Placement
-from services.executor.runner import TorchBackend
-from services.executor.torch_start import open_torch
+from services.executor.torch_arrays import TORCH, open_kv, plain_blocks
 from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings
 from tests.unit.executor import tiny_llama
@@ -28,8 +26,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 def scorer(checkpoint: Checkpoint, dtype: torch.dtype) -> Scorer:
     config = checkpoint.config
     blocks = plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim, dtype)
-    kv = KvCache(small_capacity(config.vocab_size, NUM_BLOCKS), config.num_layers, blocks)
-    return Scorer(load_llama(checkpoint, ReferenceOperations(), Placement(dtype=dtype)), kv)
+    kv = open_kv(small_capacity(config.vocab_size, NUM_BLOCKS), config.num_layers, blocks)
+    return Scorer(load_llama(checkpoint, ReferenceOperations(), Placement(dtype=dtype)), kv, TORCH)
 
 
 def test_distributions_are_those_of_the_reference(default: Checkpoint) -> None:
@@ -49,7 +47,7 @@ def test_distributions_over_all_golden_contexts(default: Checkpoint, name: str) 
 def test_everything_is_of_the_type_but_logits(tmp_path: Path, name: str) -> None:
     path = tiny_llama.write(tmp_path / "tiny.gguf", tiny_llama.random_weights())
     settings = ExecutorSettings(precision=name, block_size=4, num_blocks=64, max_rows=8)  # type: ignore[arg-type]
-    backend: TorchBackend[Any] = open_torch(settings, path)
+    backend = open_on_cpu(settings, path)
     card, model, kv = backend.capacity.card, backend._model, backend._kv
     assert card.dtype == name and card.kv_bytes_per_token == 2 * 3 * 2 * 16 * 2
     assert {pool.dtype for pools in kv.layers for pool in pools} == {DTYPES[name]}

@@ -92,7 +92,7 @@ def test_draws_follow_the_exact_distribution(name: str) -> None:
     logits = random_logits(1, VOCAB, seed=SEED)[0] / 2
     exact = probabilities(logits.numpy(), row)
     rows = [replace(row, seed=SEED + number) for number in range(NUM_DRAWS)]
-    observed = np.bincount(draw(logits.repeat(NUM_DRAWS, 1), rows).tokens.numpy(), minlength=VOCAB)
+    observed = np.bincount(draw(logits.repeat(NUM_DRAWS, 1), rows).tokens, minlength=VOCAB)
     assert not observed[exact == 0].any()
     # Tokens too rare for the statistic are counted as one.
     order = np.argsort(-exact)

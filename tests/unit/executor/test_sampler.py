@@ -24,7 +24,8 @@ def draw(logits: Tensor, samplings: list[Sampling], seeds: list[int], outputs: l
     for slot, (sampling, seed) in enumerate(zip(samplings, seeds, strict=True), 1):
         state.init(init(slot, 1, sampling, seed))
     slots = np.arange(1, len(samplings) + 1, dtype=np.int32)
-    return sample(logits, state.rows(slots, np.array(outputs, np.int32) + 1)).tokens.tolist()
+    tokens: list[int] = sample(logits.numpy(), state.rows(slots, np.array(outputs, np.int32) + 1)).tokens.tolist()
+    return tokens
 
 
 def random_logits(num_rows: int, seed: int = 0) -> Tensor:
@@ -160,8 +161,8 @@ def test_a_mask_leaves_only_its_bits_to_be_drawn_and_other_rows_alone(vocab: int
     logits = random_logits(4)[:, :vocab].contiguous()
     rows = rows_of([Sampling(temperature=0.0), Sampling(), Sampling(temperature=0.0), Sampling(temperature=5.0)])
     allowed = {2: [0, 7, vocab - 1], 3: [3, vocab - 1]}
-    plain = sample(logits.clone(), rows)
-    masked = sample(logits.clone(), rows, masks_of(allowed, vocab))
+    plain = sample(logits.clone().numpy(), rows)
+    masked = sample(logits.clone().numpy(), rows, masks_of(allowed, vocab))
     assert masked.tokens[:2].tolist() == plain.tokens[:2].tolist()
     assert masked.tokens[2] == max(allowed[2], key=lambda token: float(logits[2, token]))
     assert int(masked.tokens[3]) in allowed[3]
@@ -171,9 +172,9 @@ def test_a_mask_leaves_only_its_bits_to_be_drawn_and_other_rows_alone(vocab: int
 def test_a_row_with_nothing_left_is_stuck_alone() -> None:
     logits = random_logits(3)
     rows = rows_of([Sampling(), Sampling(), Sampling(temperature=0.0)])
-    sampled = sample(logits.clone(), rows, masks_of({1: [], 2: [5]}, VOCAB))
+    sampled = sample(logits.clone().numpy(), rows, masks_of({1: [], 2: [5]}, VOCAB))
     assert sampled.stuck.tolist() == [False, True, False]
-    assert sampled.tokens[0] == sample(logits, rows).tokens[0] and sampled.tokens[2] == 5
+    assert sampled.tokens[0] == sample(logits.numpy(), rows).tokens[0] and sampled.tokens[2] == 5
 
 
 # What is not done yet ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def naive(scores: Tensor, count: int) -> list[tuple[float, int]]:
 
 
 def check(scores: Tensor, rows: list[int], counts: list[int]) -> None:
-    top, ids = Ranking(scores).top(np.array(rows), np.array(counts))
+    top, ids = Ranking(scores.numpy()).top(np.array(rows), np.array(counts))
     width = max(counts)
     for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
         expected = naive(scores[row], count) + [(float("-inf"), NO_TOKEN)] * (width - count)
@@ -37,14 +37,14 @@ def test_the_top_of_rows_is_exact_whatever_is_asked_of_each(vocab: int, seed: in
 
 
 def test_nothing_asked_of_a_row_gives_nothing() -> None:
-    top, ids = Ranking(torch.randn(2, 128)).top(np.array([0, 1]), np.array([0, 2]))
+    top, ids = Ranking(torch.randn(2, 128).numpy()).top(np.array([0, 1]), np.array([0, 2]))
     assert ids[0].tolist() == [NO_TOKEN] * 2 and (top[0] == -np.inf).all() and (ids[1] >= 0).all()
-    assert Ranking(torch.randn(2, 128)).top(np.array([0]), np.array([0]))[1].shape == (1, 0)
+    assert Ranking(torch.randn(2, 128).numpy()).top(np.array([0]), np.array([0]))[1].shape == (1, 0)
 
 
 @pytest.mark.parametrize("vocab", [7, 64, 640])
 def test_the_best_token_is_the_first_of_the_best(vocab: int) -> None:
     scores = torch.randn(20, vocab, generator=torch.Generator().manual_seed(vocab)).round()
-    ranking = Ranking(scores)
+    ranking = Ranking(scores.numpy())
     assert ranking.best().tolist() == [int((row == row.max()).nonzero()[0]) for row in scores]
     assert ranking.best_scores.tolist() == scores.amax(-1).tolist()

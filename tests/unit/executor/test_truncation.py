@@ -14,7 +14,7 @@ def all_kept(scores: Tensor, top_k: list[int], top_p: list[float], min_p: list[f
     """The ids that may be drawn of each row, at temperature 1."""
     limits = Limits(np.arange(len(scores)), np.ones(len(scores)), np.array(top_k), np.array(top_p), np.array(min_p))
     ids: dict[int, list[int]] = {}
-    for kept in truncate(Ranking(scores), limits):
+    for kept in truncate(Ranking(scores.numpy()), limits):
         for row, own, weights in zip(kept.rows.tolist(), kept.ids, kept.weights, strict=True):
             assert row not in ids
             ids[row] = sorted(own[weights > 0].tolist())

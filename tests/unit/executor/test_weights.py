@@ -10,9 +10,10 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from services.executor import gguf_file
 from services.executor.checkpoint import Checkpoint, open_checkpoint
 from services.executor.operations import ReferenceOperations
-from services.executor.rope import inverse_frequencies
+from services.executor.reading import half_split
+from services.executor.rope_angles import inverse_frequencies
 from services.executor.stored import StoredTensor, is_readable
-from services.executor.weights import half_split, load_llama
+from services.executor.weights import load_llama
 from services.model_file import ModelFileError
 from tests.unit.executor import tiny_llama
 from tests.unit.executor.tiny_llama import Recipe

@@ -5,7 +5,7 @@
 #pragma once
 #include <cstdint>
 
-#define TANDEM_ABI_VERSION 3
+#define TANDEM_ABI_VERSION 4
 
 extern "C" {
 
@@ -82,6 +82,14 @@ struct TandemKernels {
     void (*attend)(const TandemShape *shape, const TandemStep *step, const float *qkv, const TandemPools *pools,
                    int32_t window, float *out);
     void (*gate)(const float *gate_up, int32_t tokens, int32_t ffn, float *out, int32_t threads);
+    // finite [rows]: 1 where every score of a row is a finite number, else 0.
+    void (*check)(const float *scores, int32_t vocab, int32_t rows, uint8_t *finite, int32_t threads);
+    // peaks [rows][vocab / block]: the best score of each block of neighbours. No score is NaN.
+    void (*peaks)(const float *scores, int32_t vocab, int32_t block, int32_t rows, float *peaks, int32_t threads);
+    // Of count rows: weights [count][vocab] = exp((scores - best) * factor), with a best and a factor for each, and
+    // sums [count][vocab / block] of them.
+    void (*weigh)(const float *scores, int32_t vocab, int32_t block, const int64_t *rows, const float *best,
+                  const float *factors, int32_t count, float *weights, float *sums, int32_t threads);
     // In each of count rows of scores: minus infinity where bit t % 32 of word t / 32 is not set; bits [count][words].
     void (*ban)(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count,
                 int32_t threads);

@@ -27,6 +27,10 @@ inline F max(F a, F b) { return _mm512_max_ps(a, b); }
 inline F min(F a, F b) { return _mm512_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F magnitude(F x) { return _mm512_abs_ps(x); }
+// y where x >= least, else 0; also where x is not a number.
+inline F where_at_least(F x, float least, F y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, all(least), _CMP_GE_OQ), y);
+}
 inline F rounded(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline I to_int(F x) { return _mm512_cvtps_epi32(x); }
 inline F to_float(I x) { return _mm512_cvtepi32_ps(x); }
@@ -86,6 +90,7 @@ inline F max(F a, F b) { return _mm256_max_ps(a, b); }
 inline F min(F a, F b) { return _mm256_min_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
 inline F magnitude(F x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+inline F where_at_least(F x, float least, F y) { return _mm256_and_ps(_mm256_cmp_ps(x, all(least), _CMP_GE_OQ), y); }
 inline F rounded(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline I to_int(F x) { return _mm256_cvtps_epi32(x); }
 inline F to_float(I x) { return _mm256_cvtepi32_ps(x); }
@@ -144,9 +149,11 @@ inline I dot(I sum, I u8, I s8) { return _mm256_dpbusd_avx_epi32(sum, u8, s8); }
 // x is wanted as it is here: a compiler that reorders long sums of integers runs out of registers.
 inline void keep(I &x) { asm("" : "+x"(x)); }
 
+constexpr float LEAST_EXPONENT = -87.3f;  // e to it is the least normal float
+
 // e^x to two units in the last place (Cephes' polynomial); 0 below the range, finite above it.
 inline F exponential(F x) {
-    x = min(max(x, all(-87.3f)), all(88.3f));
+    x = min(max(x, all(LEAST_EXPONENT)), all(88.3f));
     const F n = rounded(mul(x, all(1.44269504088896341f)));
     F r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);

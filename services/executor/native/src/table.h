@@ -83,6 +83,39 @@ void gate_entry(const float *gate_up, int32_t tokens, int32_t ffn, float *out, i
     });
 }
 
+void check_entry(const float *scores, int32_t vocab, int32_t rows, uint8_t *finite, int32_t threads) {
+    together(threads, [&](Team &team) {
+        team.each(rows, [&](int row) { finite[row] = are_finite(scores + int64_t(row) * vocab, vocab); });
+    });
+}
+
+void peaks_entry(const float *scores, int32_t vocab, int32_t block, int32_t rows, float *peaks, int32_t threads) {
+    const int blocks = rows * (vocab / block), at_once = std::max(1, SCORES_AT_ONCE / block);
+    together(threads, [&](Team &team) {
+        team.each((blocks + at_once - 1) / at_once, [&](int part) {
+            for (int at = part * at_once; at < std::min(blocks, (part + 1) * at_once); at++)
+                peaks[at] = peak_of_block(scores + int64_t(at) * block, block);
+        });
+    });
+}
+
+void weigh_entry(const float *scores, int32_t vocab, int32_t block, const int64_t *rows, const float *best,
+                 const float *factors, int32_t count, float *weights, float *sums, int32_t threads) {
+    const int blocks = vocab / block, at_once = std::max(1, SCORES_AT_ONCE / block);
+    const int parts = (blocks + at_once - 1) / at_once;
+    together(threads, [&](Team &team) {
+        team.each(count * parts, [&](int item) {
+            const int64_t row = item / parts;
+            const float *const own = scores + rows[row] * vocab;
+            for (int at = item % parts * at_once; at < std::min(blocks, (item % parts + 1) * at_once); at++) {
+                const int64_t first = int64_t(at) * block;
+                sums[row * blocks + at] =
+                    weigh_block(own + first, best[row], factors[row], block, weights + row * vocab + first);
+            }
+        });
+    });
+}
+
 void ban_entry(float *scores, int32_t vocab, const int64_t *rows, const uint32_t *bits, int32_t count, int32_t threads) {
     const int words = (vocab + 31) / 32;
     together(threads, [&](Team &team) {
@@ -105,7 +138,8 @@ void forward_entry(const TandemModel *model, const TandemStep *step, const Tande
 constexpr TandemKernels make_table(const char *name) {
     return {name,           LANES,    packed_bytes,          pack_entry,         embed_entry,
             linear_entry,   add_normalize_entry, rotate_and_store_entry, attend_entry, gate_entry,
-            ban_entry,      forward_bytes_entry,   forward_entry};
+            check_entry,    peaks_entry,         weigh_entry,            ban_entry,    forward_bytes_entry,
+            forward_entry};
 }
 
 }  // namespace

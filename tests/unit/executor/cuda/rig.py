@@ -16,10 +16,10 @@ from services.executor.cuda.device import CpuDevice, Device
 from services.executor.cuda.device_operations import PlainOperations
 from services.executor.cuda.memory import DeviceKv
 from services.executor.cuda.opening import sizes_of
-from services.executor.kv_cache import KvCache, plain_blocks
 from services.executor.operations import ReferenceOperations
 from services.executor.placement import Placement
-from services.executor.runner import TorchBackend
+from services.executor.torch_arrays import open_kv, plain_blocks
+from services.executor.torch_backend import TorchBackend
 from services.executor.weights import load_llama
 from services.wire.messages import ModelCard
 
@@ -62,7 +62,7 @@ def oracle(path: Path) -> TorchBackend[object]:
     checkpoint = open_checkpoint(path)
     config = checkpoint.config
     capacity = capacity_of(config.context_length, config.vocab_size)
-    kv = KvCache(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))
+    kv = open_kv(capacity, config.num_layers, plain_blocks(4, config.num_kv_heads, config.head_dim))
     return TorchBackend(load_llama(checkpoint, ReferenceOperations()), capacity, kv)  # type: ignore[arg-type]
 
 

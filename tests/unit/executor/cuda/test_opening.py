@@ -9,9 +9,9 @@ from services.executor.checkpoint import open_checkpoint
 from services.executor.cuda.device import CpuDevice
 from services.executor.cuda.device_operations import PlainOperations
 from services.executor.cuda.opening import open_backend, open_operations
-from services.executor.kv_cache import plain_blocks
 from services.executor.model import Llama
 from services.executor.placement import Placement
+from services.executor.torch_arrays import plain_blocks
 from services.executor.torch_start import on_gpu
 from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings, SettingsError

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, Pools, plain_blocks
+from services.executor.kv_cache import Pools
 from services.executor.operations import ReferenceOperations
-from services.executor.rope import make_tables
+from services.executor.rope import RopeTables
+from services.executor.rope_angles import make_angles
+from services.executor.torch_arrays import open_kv, plain_blocks
 from tests.unit.executor.rig import small_capacity
 
 pytest.importorskip("triton", reason="triton has no wheel for this machine")
@@ -59,10 +61,10 @@ def test_gates(shape: tuple[int, int], dtype: torch.dtype) -> None:
 def test_rotation_and_what_it_stores(
     num_tokens: int, heads: int, kv_heads: int, head_dim: int, index_type: torch.dtype
 ) -> None:
-    kv = KvCache(small_capacity(num_blocks=6), 2, plain_blocks(4, kv_heads, head_dim))
+    kv = open_kv(small_capacity(num_blocks=6), 2, plain_blocks(4, kv_heads, head_dim))
     positions = torch.arange(num_tokens) * 7
     cells = torch.randperm(24, generator=torch.Generator().manual_seed(0))[:num_tokens]
-    tables = make_tables(1000.0, head_dim, 64)
+    tables = RopeTables.of(make_angles(1000.0, head_dim, 64))
     qkv = random(num_tokens, heads + 2 * kv_heads, head_dim)
     no_rows = np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
     inputs = StepInputs(positions, positions, cells, ORACLE.prepare(*no_rows, block_size=4))
@@ -78,7 +80,7 @@ def test_rotation_and_what_it_stores(
 
 def test_kv_memory_may_be_of_a_smaller_type() -> None:
     pools = Pools(*(torch.zeros(2, 4, 1, 16, dtype=torch.float16) for _ in range(2)))
-    qkv, tables = random(1, 3, 16), make_tables(1000.0, 16, 8)
+    qkv, tables = random(1, 3, 16), RopeTables.of(make_angles(1000.0, 16, 8))
     place = torch.tensor([0]), torch.tensor([5])
     step_kernels.rotate_and_store(qkv.clone(), tables, *place, pools)
     torch.testing.assert_close(pools.values[1, 1, 0], qkv[0, 2].half())

@@ -24,7 +24,7 @@ class NativePools:
     def struct(self) -> binding.Pools:
         return binding.Pools(self.keys.data_ptr(), self.values.data_ptr())
 
-    def plain(self) -> Pools:
+    def plain(self) -> Pools[Tensor]:
         """As float32 [blocks, block_size, kv_heads, head_dim]."""
         keys, values = self.keys, self.values
         if self.shape.kv_type == KvType.INT8:
@@ -34,7 +34,7 @@ class NativePools:
         return Pools(keys.float().permute(0, 3, 1, 2).contiguous(), values.float().transpose(1, 2).contiguous())
 
 
-def native_pools(pools: Pools, num_heads: int, kv_type: KvType = KvType.FLOAT32) -> NativePools:
+def native_pools(pools: Pools[Tensor], num_heads: int, kv_type: KvType = KvType.FLOAT32) -> NativePools:
     """Pools [blocks, block_size, kv_heads, head_dim], laid out and rounded as the kernels hold them."""
     _, block_size, num_kv_heads, head_dim = pools.keys.shape
     shape = Shape(num_heads, num_kv_heads, head_dim, block_size, kv_type)

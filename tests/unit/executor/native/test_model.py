@@ -1,6 +1,8 @@
 """A whole model in the native kernels: close to the float32 reference, the same bit for bit however it is batched."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,19 @@ import structlog
 import torch
 from torch import Tensor
 
+from services.executor.arrays import NUMPY, Arrays, as_stored
 from services.executor.batch import Rows, pack
 from services.executor.checkpoint import Checkpoint
 from services.executor.inputs import StepInputs
-from services.executor.kv_cache import KvCache, plain_blocks
+from services.executor.kv_cache import KvCache
 from services.executor.native.binding import Kernels, KvType, Shape
 from services.executor.native.loading import load_native, unsupported
 from services.executor.native.model import kv_blocks
 from services.executor.native.packing import Packer
+from services.executor.opening import open_on_cpu
 from services.executor.operations import ReferenceOperations
-from services.executor.runner import Model, TorchBackend
-from services.executor.torch_start import open_torch
+from services.executor.runner import Model
+from services.executor.torch_arrays import TORCH, open_kv, plain_blocks
 from services.executor.weights import load_llama
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import Sampling
@@ -45,22 +49,23 @@ def golden() -> list[dict[str, Any]]:
 class Scorer:
     """A model and KV memory of its own; gives the logits of every position of one sequence."""
 
-    def __init__(self, model: Model[Any], kv: KvCache) -> None:
-        self._model, self._kv = model, kv
+    def __init__(self, model: Model[Any, Any], kv: KvCache[Any], arrays: Arrays[Any]) -> None:
+        self._model, self._kv, self._arrays = model, kv, arrays
 
     def logits(self, token_ids: list[int], first: int, chunk: int = 10_000) -> Tensor:
         """[len(token_ids) - first, vocab], computed chunk by chunk."""
         parts = [self._chunk(token_ids, at, min(chunk, len(token_ids) - at)) for at in range(0, len(token_ids), chunk)]
-        return self._model.logits(torch.cat(parts)[first:]).clone()
+        hidden = self._arrays.cut(self._arrays.stack(parts), first, len(token_ids))
+        return torch.from_numpy(self._arrays.floats(self._model.logits(hidden)).copy())
 
-    def _chunk(self, tokens: list[int], position: int, count: int) -> Tensor:
+    def _chunk(self, tokens: list[int], position: int, count: int) -> Any:
         one = np.ones(1, np.int32)
         inputs = np.array(tokens[position : position + count], np.int32)
         rows = Rows(one, one, one * np.int32(position), one * np.int32(count), one * np.int32(0), inputs)
         tables = np.arange(2 * NUM_BLOCKS, dtype=np.int32).reshape(2, -1) % NUM_BLOCKS
         batch = pack(rows, tables, BLOCK_SIZE, step=1, received_ns=0)
         plan = self._model.prepare(batch.cu_seqlens_q, batch.kv_lens, batch.block_tables, BLOCK_SIZE)
-        token_ids, positions, cells = map(torch.from_numpy, (batch.token_ids, batch.position_ids, batch.slot_mapping))
+        token_ids, positions, cells = map(self._arrays.of, (batch.token_ids, batch.position_ids, batch.slot_mapping))
         return self._model.forward(StepInputs(token_ids, positions, cells, plan), self._kv)
 
 
@@ -71,17 +76,17 @@ def native_scorer(
     shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, BLOCK_SIZE, kv_type)
     capacity = small_capacity(config.vocab_size, NUM_BLOCKS)
     model = load_native(checkpoint, shape, Packer(kernels, num_threads))
-    return Scorer(model, KvCache(capacity, config.num_layers, kv_blocks(shape)))
+    return Scorer(model, KvCache(capacity, config.num_layers, kv_blocks(shape), as_stored), NUMPY)
 
 
 def exact_scorer(checkpoint: Checkpoint) -> Scorer:
     config = checkpoint.config
-    kv = KvCache(
+    kv = open_kv(
         small_capacity(config.vocab_size, NUM_BLOCKS),
         config.num_layers,
         plain_blocks(BLOCK_SIZE, config.num_kv_heads, config.head_dim),
     )
-    return Scorer(load_llama(checkpoint, ReferenceOperations()), kv)
+    return Scorer(load_llama(checkpoint, ReferenceOperations()), kv, TORCH)
 
 
 def compare(fast: Scorer, exact: Scorer, cases: list[dict[str, Any]]) -> float:
@@ -132,7 +137,7 @@ def test_threads_change_no_bit(kernels: Kernels, default: Checkpoint, num_thread
 
 @needs_kernels
 def test_company_changes_no_token(default_model: Path) -> None:
-    backend = open_torch(FAST, default_model)
+    backend = open_on_cpu(FAST, default_model)
     assert backend.capacity.card.dtype == "int8"
     assert backend.capacity.card.kv_bytes_per_token == 2 * 30 * 3 * 64 * 2
 
@@ -160,7 +165,7 @@ def test_company_changes_no_token(default_model: Path) -> None:
 def test_a_model_that_the_kernels_cannot_express_runs_in_torch(tmp_path: Path) -> None:
     path = tiny_llama.write(tmp_path / "tiny.gguf", tiny_llama.random_weights())
     with structlog.testing.capture_logs() as logs:
-        backend: TorchBackend[Any] = open_torch(FAST, path)
+        backend = open_on_cpu(FAST, path)
     assert backend.capacity.card.dtype == "float32"
     [missing] = [entry for entry in logs if entry["event"] == "kernels.missing"]
     assert "head size" in missing["reason"]
@@ -169,6 +174,18 @@ def test_a_model_that_the_kernels_cannot_express_runs_in_torch(tmp_path: Path) -
 def test_a_block_size_that_the_kernels_cannot_read_is_named(default: Checkpoint) -> None:
     assert unsupported(default.config, 24) == "executor.block_size 24 is no multiple of 16"
     assert unsupported(default.config, 32) == ""
+
+
+@needs_kernels
+def test_a_model_that_the_kernels_run_is_opened_and_run_without_torch(default_model: Path) -> None:
+    """torch's import takes longer than all else that a start takes."""
+    program = (
+        "import sys; from pathlib import Path; from services.executor.opening import open_model;"
+        "from services.runtime.settings import ExecutorSettings;"
+        "open_model(ExecutorSettings(device='cpu', num_blocks=4), Path(sys.argv[1])); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, default_model], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
 
 
 @needs_kernels

@@ -9,7 +9,8 @@ from services.executor.kv_cache import Pools
 from services.executor.native import binding
 from services.executor.native.binding import Kernels, KvType
 from services.executor.operations import ReferenceOperations
-from services.executor.rope import make_tables
+from services.executor.rope import RopeTables
+from services.executor.rope_angles import make_angles
 from tests.unit.executor.native.cells import native_pools
 
 REFERENCE = ReferenceOperations()
@@ -46,7 +47,7 @@ def test_rotate_and_store(kernels: Kernels, heads: tuple[int, int, int], kv_type
     expected_pools, pools = Pools(empty.clone(), empty.clone()), native_pools(Pools(empty, empty), num_heads, kv_type)
     qkv = torch.randn(4, num_heads + 2 * num_kv_heads, head_dim)
     positions, cells = torch.tensor([0, 5, 90, 3]), torch.tensor([17, 95, 0, 40])
-    tables = make_tables(10000.0, head_dim, 100)
+    tables = RopeTables.of(make_angles(10000.0, head_dim, 100))
     no_rows = REFERENCE.prepare(np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros((0, 0), np.int32), 16)
     inputs = StepInputs(positions, positions, cells, no_rows)
     expected = REFERENCE.rotate_and_store(qkv.clone(), tables, inputs, expected_pools)
