@@ -72,16 +72,16 @@ class BlockPool:
 
     def free(self, blocks: Sequence[int]) -> None:
         """One table fewer names these blocks, given in its order; the last of a table is used again first."""
-        holders, is_published = self._num_holders, self._is_published
+        holders, is_published, idle, free = self._num_holders, self._is_published, self._idle, self._free
         for block in reversed(blocks):
             num_left = holders[block] - 1
             assert num_left >= 0, f"block {block} freed twice"
             holders[block] = num_left
             if num_left == 0:
                 if is_published[block]:
-                    self._idle[block] = None
+                    idle[block] = None
                 else:
-                    self._free.append(block)
+                    free.append(block)
 
     def publish(self, block: int) -> None:
         """From now on the block is never written, and rests as idle when nobody holds it."""

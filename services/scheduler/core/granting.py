@@ -55,7 +55,7 @@ def grant(state: State, draft: Draft, run: Run, count: int) -> None:
     else:
         draft.add_row(run, count)
         if count > 1:
-            state.cache.expect(run)
+            state.cache.expect(run, position + count)
 
 
 def grant_block_each(state: State, draft: Draft, runs: list[Run]) -> None:

@@ -107,9 +107,9 @@ def _send_off(state: State, draft: Draft) -> StepPlan:
     _come_due(state, state.due.pop(draft.step, {}))
     if draft.added:
         rows = rows + [run for run, _ in draft.added]
-        for (run, _), samples in zip(draft.added, draft.samples, strict=True):
+        for (run, _), samples, end in zip(draft.added, draft.samples, draft.ends, strict=True):
             if samples:
-                _carry_on(state, run)
+                _carry_on(state, run, end)
     state.last_rows = rows
     num_tokens = len(rows) + sum(count - 1 for _, count in draft.added)
     state.inflight.append(StepRecord(draft, rows, (num_tokens, state.pool.num_held_positions)))
@@ -131,10 +131,10 @@ def _come_due(state: State, runs: Iterable[Run]) -> None:
     state.demote(ending)
 
 
-def _carry_on(state: State, run: Run) -> None:
+def _carry_on(state: State, run: Run, planned: int) -> None:
     """An added row has sampled: from now on it is carried, claims its next block, or waits for its end."""
     state.tenants.serve_token(run.sequence.tenant)
-    if run.planned < run.due:
+    if planned < run.due:
         state.promote(run)
     elif run.is_exhausted:
         del state.claims[run]

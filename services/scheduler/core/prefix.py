@@ -67,9 +67,9 @@ class PrefixCache:
         if self._is_on:
             self._keys(sequence, len(sequence.tokens) // self._block_size)
 
-    def expect(self, run: Run) -> None:
-        """A chunk of known tokens is planned: nobody else need compute the full blocks of the run."""
-        num_full = run.planned // self._block_size if self._is_on else 0
+    def expect(self, run: Run, num_planned: int) -> None:
+        """Known tokens are planned up to here: nobody else need compute the full blocks of the run."""
+        num_full = num_planned // self._block_size if self._is_on else 0
         if num_full > run.num_expected:
             keys = self._keys(run.sequence, num_full)
             for index in range(run.num_expected, num_full):

@@ -243,10 +243,11 @@ class Run:
         """The step that takes a carried run to the position at which it is due."""
         return self.due - self._origin
 
-    def go_on(self) -> None:
-        """From now on every step takes the run one position on."""
+    def go_on(self) -> int:
+        """From now on every step takes the run one position on. Returns the step that takes it to where it is due."""
         self._origin -= self._steps.last
         self.is_carried = True
+        return self.due - self._origin
 
     def halt(self) -> None:
         """No step to come takes the run on."""

@@ -187,8 +187,7 @@ class State:
 
     def promote(self, run: Run) -> None:
         """From now on the run goes on by itself, one future row a step."""
-        run.go_on()
-        self.due[run.due_step][run] = None
+        self.due[run.go_on()][run] = None
         run.sequence.tenant.num_carried += 1
         del self.claims[run]
         self.num_carried += 1
@@ -260,7 +259,7 @@ class State:
         else:
             self.waiting.remove(sequence)
             self.drop_swapped(sequence)
-        if ending[0] == FinishReason.STOP or ending[0] == FinishReason.LENGTH:
+        if ending is STOP or ending is LENGTH:
             self.output_length.learn(sequence.num_output_tokens)
         self.close(sequence, now, ending, matched_token=matched_token)
         if sequence.request.num_open == 0:

@@ -50,7 +50,8 @@ class Tenants:
 
     def serve_prompt(self, sequence: Sequence, end: int, weight: int) -> None:
         """A prompt is served up to `end`: each token is charged once, whatever is computed again later."""
-        num_more = min(end, sequence.num_prompt_tokens) - sequence.num_charged_tokens
+        num_prompt = sequence.num_prompt_tokens
+        num_more = (end if end < num_prompt else num_prompt) - sequence.num_charged_tokens
         if num_more > 0:
             sequence.num_charged_tokens += num_more
             sequence.tenant.served += weight * num_more
