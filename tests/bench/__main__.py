@@ -23,6 +23,7 @@ from tests.bench import (
     sampler_cost,
     scheduler_cost,
     smg_path,
+    startup,
     structured_output,
 )
 
@@ -39,6 +40,7 @@ def _vllm_scheduler() -> object:
 
 # What may be asked for by name. Each returns what json can hold.
 PARTS: dict[str, Callable[[], object]] = {
+    "startup": startup.run,
     "scheduler_cost": scheduler_cost.run,
     "vllm_scheduler": _vllm_scheduler,
     "overlap": overlap.run,

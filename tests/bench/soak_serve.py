@@ -113,9 +113,13 @@ def prompt_of(rng: random.Random, least: int, most: int) -> list[int]:
 async def sample(server: Serving, tally: Tally, end: float) -> None:
     """Resident memory of the server's processes, again and again."""
     family = {name_of(process): process for process in psutil.Process(server.process.process.pid).children()}
-    while time.monotonic() < end:
-        for name, process in family.items():
-            tally.memory.setdefault(name, []).append((time.monotonic(), process.memory_info().rss))
+    while time.monotonic() < end and family:
+        for name, process in list(family.items()):
+            try:
+                tally.memory.setdefault(name, []).append((time.monotonic(), process.memory_info().rss))
+            except psutil.NoSuchProcess:
+                tally.unexpected.append(f"{name} has died")
+                del family[name]
         await asyncio.sleep(SAMPLE_S)
 
 

@@ -20,7 +20,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import torch
 
 from services.runtime.models import resolve
 from services.runtime.settings import ModelSettings
+from tests.bench.peers.leash import held
 from tests.checkpoint import write_checkpoint
 from tests.e2e.processes import Settings, server
 from tests.ports import free_port
@@ -39,7 +40,6 @@ NUM_CORES = len(os.sched_getaffinity(0))
 MOST_CLIENTS = 64
 CONTEXT = 1024  # more than prompt and output of the mixed load
 READY_S = 600.0
-PATIENCE_S = 20.0
 # Engines that start beside it must not make it look dead.
 SETTINGS: Settings = {"gateway": {"listen": "127.0.0.1:0"}, "links": {"death_s": 60.0}}
 LOAD = ("--prompt-tokens", "32-256", "--output-tokens", "16-128", "--turns", "2")
@@ -102,6 +102,8 @@ def main() -> int:
     if not found:
         print(f"no engine is installed in {arguments.peers}; see the head of {__file__}", file=sys.stderr)
         return 2
+    # The end of the program unwinds the blocks that hold the servers; of anything harder the leashes know.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with ExitStack() as stack:
         ours = stack.enter_context(server(SETTINGS, *arguments.serve))
         peers = [f"--against={name}={stack.enter_context(serving(name, python))}" for name, python in found.items()]
@@ -134,26 +136,10 @@ def serving(name: str, python: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-") as scratch:
         port, path, started = free_port(), Path(scratch, "log"), time.monotonic()
         command = PEERS[name].command(python, Path(scratch), port)
-        environment = {**os.environ, **ENVIRONMENT}
-        with (
-            path.open("wb") as log,
-            subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True) as process,
-        ):
-            try:
-                wait_ready(process, port, path)
-                print(f"{name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
-                yield f"http://127.0.0.1:{port}/v1"
-            finally:
-                end(process)
-
-
-def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ask, and do not wait for ever: neither for it nor for the processes that it started."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(PATIENCE_S)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        with path.open("wb") as log, held(command, log, {**os.environ, **ENVIRONMENT}) as process:
+            wait_ready(process, port, path)
+            print(f"{name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
+            yield f"http://127.0.0.1:{port}/v1"
 
 
 def wait_ready(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
