@@ -12,11 +12,16 @@ import pytest
 from services.executor.native.binding import Kernels, KernelsError, built_library, open_kernels, open_library, variants
 
 
+def library_path() -> Path:
+    """Raises KernelsError when nothing was built here."""
+    named = os.environ.get("TANDEM_TEST_KERNELS")
+    return Path(named) if named else built_library()
+
+
 def library() -> ctypes.CDLL | None:
     """None when nothing was built here."""
-    named = os.environ.get("TANDEM_TEST_KERNELS")
     try:
-        return open_library(Path(named) if named else built_library())
+        return open_library(library_path())
     except KernelsError:
         return None
 
