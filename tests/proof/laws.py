@@ -31,6 +31,7 @@ Alone = Callable[[tuple[int, ...], int, int, Sampling], list[int]]
 FAILURES = {
     FailureReason.POISONED_ROW,
     FailureReason.CONSTRAINT_FAILED,
+    FailureReason.CONSTRAINT_INVALID,
     FailureReason.STEP_FAILED,
     FailureReason.DEADLINE,
     FailureReason.DEADLINE_UNREACHABLE,
@@ -73,14 +74,16 @@ class LawfulRig(Rig):
         return refused
 
     def _expect(self, submit: Submit, prompt: tuple[int, ...], index: int) -> tuple[list[int], FinishReason]:
-        stopping = submit.stopping
-        assert stopping.max_tokens is not None
+        """FAILED: at a dead end, or before it began."""
+        stopping, capacity = submit.stopping, self.scheduler.state.capacity
+        assert stopping.max_tokens is not None and capacity is not None
         tokens = self.alone(prompt, seed_of_sample(submit.seed, index), stopping.max_tokens, submit.sampling)
         stops = columns.unpack(stopping.stop_token_ids)
+        ends = capacity.eos_token_ids if submit.sampling.constraint is not None else frozenset[int]()
         for number, token in enumerate(tokens, 1):
-            if token in stops and number > stopping.min_tokens:
+            if token in ends or (token in stops and number > stopping.min_tokens):
                 return tokens[:number], FinishReason.STOP
-        return tokens, FinishReason.LENGTH
+        return tokens, FinishReason.LENGTH if len(tokens) == stopping.max_tokens else FinishReason.FAILED
 
     def credit(self, gateway: str) -> None:
         super().credit(gateway)
@@ -183,6 +186,8 @@ class LawfulRig(Rig):
                 assert close.failure in FAILURES
                 is_judgement = close.failure in (FailureReason.KV_CAPACITY, FailureReason.CONTEXT_LENGTH)
                 assert judged or not is_judgement, "refused, and it would have fitted"
+                if close.failure == FailureReason.CONSTRAINT_FAILED:
+                    assert (self.outputs[key], close.reason) == (tokens, reason), f"{key}: a dead end that is none"
             elif key.request not in interfered:
                 assert (self.outputs[key], close.reason) == (tokens, reason), f"{key}: another end than alone"
             self._check_counts(key, close)

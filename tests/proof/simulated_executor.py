@@ -13,14 +13,17 @@ import numpy as np
 from services.executor.backend import Outcome
 from services.executor.batch import StepBatch
 from services.executor.capacity import Capacity
-from services.executor.hash_cells import HashCells, simulated_outputs
+from services.executor.hash_cells import simulated_outputs
 from services.executor.simulated import SimulatedBackend
 from services.executor.timeline import Timeline
 from services.runtime.settings import ExecutorSettings
 from services.wire.messages import (
+    ConstraintMessage,
     CopyBlocks,
     Hello,
     ModelCard,
+    Prepare,
+    Prepared,
     Ready,
     Sampling,
     SlotInit,
@@ -28,9 +31,9 @@ from services.wire.messages import (
     StepStatus,
 )
 from tests.proof.core_executor import CoreExecutor
+from tests.proof.rules import EOS, VOCAB, Rule, RuledCells, rule_of, ruled_outputs
 from tests.unit.scheduler.rig import Shape
 
-VOCAB = 64
 GARBAGE = np.uint64(0xBAD0_BAD0_BAD0_BAD0)
 INJECTED = "injected"
 PLAIN = Sampling()
@@ -39,8 +42,8 @@ PLAIN = Sampling()
 class FaultyBackend:
     """A simulated backend whose next step fails, or one of whose rows is not finite."""
 
-    def __init__(self, capacity: Capacity, copy_lag: int) -> None:
-        self._cells = HashCells(capacity)
+    def __init__(self, capacity: Capacity, copy_lag: int, rules: dict[int, Rule]) -> None:
+        self._cells = RuledCells(capacity, rules)
         self._inner = SimulatedBackend(capacity, self._cells, Timeline(ExecutorSettings()), copy_lag, is_debug=True)
         self.capacity = capacity
         self.begin_epoch = self._inner.begin_epoch
@@ -77,18 +80,35 @@ class FaultyBackend:
 
 
 class SimulatedExecutor(CoreExecutor):
-    """A core around a FaultyBackend."""
+    """A core around a FaultyBackend. `asked`: constraints to be compiled, which takes as long as a test likes."""
 
     def __init__(self, instance: int, shape: Shape) -> None:
-        card = ModelCard("simulated", VOCAB, shape.context_length, (1,))
+        card = ModelCard("simulated", VOCAB, shape.context_length, (EOS,))
         capacity = Capacity(shape.num_blocks, shape.block_size, shape.max_rows, card, shape.num_host_blocks)
-        self._backend = FaultyBackend(capacity, shape.copy_lag)
+        self.asked: dict[int, Rule] = {}
+        self._rules: dict[int, Rule] = {}
+        self._backend = FaultyBackend(capacity, shape.copy_lag, self._rules)
         super().__init__(self._backend, instance)
         self._may_fail = False
 
     def hello(self, hello: Hello) -> Ready:
         self._may_fail = False
         return super().hello(hello)
+
+    def tell(self, message: ConstraintMessage) -> None:
+        """Take in what is to be compiled, or what nobody follows any more."""
+        if isinstance(message, Prepare):
+            self.asked[message.number] = rule_of(message.constraint)
+        else:
+            del self._rules[message.number]
+
+    def compile(self, number: int) -> Prepared:
+        """The answer to one that was asked."""
+        rule = self.asked.pop(number)
+        if not rule.compiles:
+            return Prepared(number, "it does not compile")
+        self._rules[number] = rule
+        return Prepared(number)
 
     def step(self, *, fails: bool = False, poison: int | None = None) -> StepResult:
         self._backend.fails, self._backend.poison = fails, poison
@@ -101,5 +121,7 @@ class SimulatedExecutor(CoreExecutor):
 @cache
 def alone(prompt: tuple[int, ...], seed: int, count: int, sampling: Sampling = PLAIN) -> list[int]:
     """What a request gets alone, as far as it gets before it has no token left to draw."""
+    if sampling.constraint is not None:
+        return ruled_outputs(rule_of(sampling.constraint), prompt, seed, count)
     outputs = simulated_outputs(SlotInit(1, 1, sampling, seed, len(prompt)), prompt, count, VOCAB)
     return [token for token in outputs if token is not None]

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from services.scheduler.core.policy import FAIR, FCFS, STATIC, priority
 from services.wire import columns
 from services.wire.messages import Sampling, Submit
+from tests.proof.rules import Rule
 from tests.proof.simulated_executor import alone
 from tests.unit.scheduler.rig import Shape, limits, submit_message
 
@@ -35,10 +36,14 @@ class Asks:
     min_tokens: int
     prompt_logprobs: int | None
     remaining_ms: int | None
+    rule: Rule | None
 
     @property
     def sampling(self) -> Sampling:
-        """Those with one of the stems ask for what depends on the tokens before; the others draw from hashes alone."""
+        """Those with one of the stems ask for what depends on the tokens before, those with a rule follow it; the
+        others draw from hashes alone."""
+        if self.rule is not None:
+            return Sampling(constraint=self.rule.constraint())
         return SAMPLINGS[self.seed] if self.stem == 2 else Sampling()
 
     def submit(self, name: str, incarnation: int, num_positions: int) -> Submit:
@@ -48,7 +53,7 @@ class Asks:
         max_tokens = min(self.max_tokens, num_positions - len(prompt))
         stops: tuple[int, ...] = ()
         if self.stop_at is not None and self.stop_at < max_tokens:
-            stops = (alone(tuple(prompt), self.seed, max_tokens, self.sampling)[self.stop_at],)
+            stops = tuple(alone(tuple(prompt), self.seed, max_tokens, self.sampling)[self.stop_at :][:1])
         submit = submit_message(
             name,
             prompt,
@@ -68,7 +73,7 @@ class Asks:
         asked = submit.sampling
         sampling = replace(
             self.sampling,
-            min_tokens=asked.min_tokens,
+            min_tokens=0 if self.rule is not None else asked.min_tokens,  # a rule masks no stop tokens
             stop_token_ids=asked.stop_token_ids,
             prompt_logprobs=asked.prompt_logprobs,
         )
@@ -82,6 +87,9 @@ SAMPLINGS = (
     Sampling(temperature=0.0, bad_words=PAIRS),
 )
 
+
+# Few, so that equal ones come together, and are compiled once.
+RULES = (Rule(1), Rule(1), Rule(2, complete=3), Rule(3, complete=0), Rule(4, dead=4), Rule(5, compiles=False))
 
 asks = st.builds(
     Asks,
@@ -99,6 +107,7 @@ asks = st.builds(
     min_tokens=st.sampled_from([0, 0, 3]),
     prompt_logprobs=st.sampled_from([None, None, None, 0]),
     remaining_ms=st.sampled_from([None, None, None, 1]),
+    rule=st.one_of(st.none(), st.none(), st.sampled_from(RULES)),
 )
 
 budgets = st.sampled_from([1, 2, 3, 5, 8, 16, 64])

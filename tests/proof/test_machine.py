@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from services.scheduler.core.state import Limits
 from services.wire.messages import FailureReason, Identity, Submit
-from tests.proof.laws import LawfulRig
-from tests.proof.simulated_executor import SimulatedExecutor, alone
+from tests.proof.constrained_rig import ConstrainedRig
+from tests.proof.simulated_executor import alone
 from tests.proof.strategies import GATEWAYS, POLICIES, Asks, asks, bounds, shapes
 from tests.unit.scheduler.rig import Shape
 
@@ -33,7 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(bounds=bounds, shape=shapes, policy=st.sampled_from(sorted(POLICIES)))
     def open(self, bounds: Limits, shape: Shape, policy: str) -> None:
-        self.rig = LawfulRig(bounds, policy=POLICIES[policy], executor=SimulatedExecutor, **vars(shape))
+        self.rig = ConstrainedRig(bounds, POLICIES[policy], shape)
         self.rig.watch(alone)
         self.submits: list[Submit] = []
         self.interfered: set[str] = set()
@@ -112,6 +112,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     def go_on_for_long(self, count: int) -> None:
         self.go_on(count)
 
+    # constraints
+
+    @rule(which=st.integers(0, 10))
+    def compile(self, which: int) -> None:
+        """One constraint of those asked for, or a late answer of a dead executor."""
+        self.rig.compile(which)
+
     # failures
 
     @precondition(lambda self: self.rig.executor.plans)
@@ -154,13 +161,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             if gateway in (name, "all"):
                 self.rig.credit(name)
 
-    @rule(what=st.sampled_from(["pause", "resume", "flush", "time"]))
+    @rule(what=st.sampled_from(["pause", "resume", "flush", "time", "compile slowly", "compile"]))
     def operate(self, what: str) -> None:
         if what == "flush":
             self.rig.scheduler.flush_cache()
         elif what == "time":
             self.rig.now += A_LONG_TIME_NS
             self.rig.expire()
+        elif what in ("compile slowly", "compile"):
+            self.rig.compiles_at_once = what == "compile"
         else:
             self.rig.scheduler.pause(what == "pause")
 
@@ -170,6 +179,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if sys.exception() is not None or not hasattr(self, "rig"):
             return
         self.operate("resume")
+        self.operate("compile")
         self.read("all")
         if self.is_lost:
             self.rig.open_executor()
@@ -203,7 +213,7 @@ def prove(num_examples: int, num_events: int, seed: int | None = None) -> Counte
 
 
 def assert_hard(seen: Counter[str]) -> None:
-    assert all(seen[what] for what in ("tokens", "cached", "forks", "preemptions", "copies", "epochs")), (
+    assert all(seen[what] for what in ("tokens", "cached", "forks", "preemptions", "copies", "epochs", "complete")), (
         "the examples are too easy"
     )
 

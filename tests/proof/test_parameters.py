@@ -17,7 +17,8 @@ from services.executor.hash_cells import simulated_logits
 from services.wire import columns
 from services.wire.messages import FailureReason, FinishReason, Sampling, SequenceKey, SlotInit, Submit
 from tests.proof.laws import LawfulRig
-from tests.proof.simulated_executor import VOCAB, SimulatedExecutor, alone
+from tests.proof.rules import VOCAB
+from tests.proof.simulated_executor import SimulatedExecutor, alone
 from tests.unit.scheduler.rig import limits, submit_message
 
 NUM_OUTPUTS = 20
