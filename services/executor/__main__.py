@@ -20,6 +20,7 @@ from services.runtime.settings import ServerSettings
 from services.wire.links import Poller, finish, open_inlet, open_outlet
 from services.wire.liveness import Heart
 from services.wire.messages import Constraint
+from services.wire.shared import SharedOutlet
 from services.wire.topology import PLAN, RESULT
 
 FLUSH_S = 1.0  # how long the last results may take to leave
@@ -32,7 +33,7 @@ def serve(settings: ServerSettings, stop: Stop) -> None:
     at = settings.links
     topology = process.topology(at)
     plans = open_inlet(PLAN, topology.bound_address(PLAN))
-    results = open_outlet(RESULT, topology.address(RESULT), at.high_water_mark)
+    results = SharedOutlet(open_outlet(RESULT, topology.address(RESULT), at.high_water_mark))
     poller = Poller(plans)
     wake = poller.waker().wake
     stop.on_set(wake)

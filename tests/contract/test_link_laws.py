@@ -1,5 +1,6 @@
 """The laws of a link (services/wire/link.py): one body, run over ZeroMQ with ipc, with tcp, and in memory."""
 
+import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from services.wire.frames import Sealer
 from services.wire.link import Inlet, LinkBroken, LinkFull, Outlet
 from services.wire.messages import Credit, FeedbackMessage, SequenceKey, StopHit
+from services.wire.shared import SharedOutlet
 from tests.contract.ends import WORLDS, Ends, collect, open_ends
 
 
@@ -173,3 +175,23 @@ def test_closing_twice_is_closing(ends: Ends) -> None:
     for end in both:
         end.close()
         end.close()
+
+
+def test_threads_that_share_an_outlet_lose_nothing_and_keep_their_order(ends: Ends) -> None:
+    outlet, inlet = SharedOutlet(ends.outlet()), ends.inlet()
+    names, each = [f"thread-{number}" for number in range(4)], 200
+
+    def send(name: str) -> None:
+        for number in range(each):
+            outlet.send(Credit(name, number))
+            outlet.heartbeat()
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    arrived = collect(ends, inlet, len(names) * each)
+    for thread in threads:
+        thread.join()
+    for name in names:
+        own = [message for message in arrived if isinstance(message, Credit) and message.gateway == name]
+        assert own == [Credit(name, number) for number in range(each)]

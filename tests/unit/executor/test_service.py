@@ -39,6 +39,7 @@ from services.wire.messages import (
     StepMessage,
     StepResult,
 )
+from services.wire.shared import SharedOutlet
 from services.wire.topology import PLAN, RESULT
 from tests.unit.executor.rig import Row, append, init, plan, small_capacity, tokens_of
 
@@ -90,7 +91,8 @@ class Served:
         self.backend = backend
         self.poller = EventPoller()
         self.plans, plan_inlet = memory_link(PLAN, 100, clock)
-        result_outlet, self.results = memory_link(RESULT, 100)
+        outlet, self.results = memory_link(RESULT, 100)
+        result_outlet = SharedOutlet(outlet)
         plan_inlet.on_arrival(self.poller.wake)
         self.arrived = threading.Event()
         self.results.on_arrival(self.arrived.set)
@@ -245,8 +247,8 @@ def test_a_scheduler_that_began_anew_is_not_silent() -> None:
     age = 0.0
     plans.renew()
     plans.send(Hello(1))
-    outlet, results = memory_link(RESULT, 100)
-    poller = EventPoller()
+    sending, results = memory_link(RESULT, 100)
+    outlet, poller = SharedOutlet(sending), EventPoller()
     service = ExecutorService(ExecutorCore(GatedBackend(), 5), inlet, outlet, Heart([outlet], 1.0), death_s=60.0)
     received: list[ResultMessage] = []
 
@@ -264,7 +266,12 @@ def test_more_plans_than_any_scheduler_sends_are_refused() -> None:
     core = ExecutorCore(backend, instance=5)
     messages: list[StepMessage] = [Hello(1), *(plan(step) for step in range(1, 12))]
     works = [core.prepare(message, 0) for message in messages]
-    compute = WorkThread("compute", core.execute, lambda: None, MAX_WAITING)
+    results: list[ResultMessage] = []
+
+    def execute(work: Work) -> None:
+        results.append(core.execute(work))
+
+    compute = WorkThread("compute", execute, lambda: None, MAX_WAITING)
     try:
         for work in works[:2]:
             assert work is not None
@@ -320,7 +327,7 @@ def test_it_serves_over_sockets(tmp_path: Path) -> None:
     results: Inlet[ResultMessage] = open_inlet(RESULT, result_address)
     inlet = open_inlet(PLAN, plan_address)
     plans: Outlet[PlanMessage] = open_outlet(PLAN, plan_address, 100)
-    outlet = open_outlet(RESULT, result_address, 100)
+    outlet = SharedOutlet(open_outlet(RESULT, result_address, 100))
     poller = Poller(inlet)
     wake = poller.waker().wake
     stopped = threading.Event()
