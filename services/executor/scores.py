@@ -1,6 +1,7 @@
 """What is done with whole rows of scores, as one protocol, since it takes longest: each score is looked at.
 
-The plain numpy here is the oracle, and what serves where there are no kernels (native/scores.py). Knows nothing of why.
+The plain numpy here is the oracle; the kernels (native/scores.py) and torch (torch_scores.py) are faster. Knows nothing
+of why.
 """
 
 from typing import Protocol

@@ -11,6 +11,7 @@ from services.executor.capacity import Capacity
 from services.executor.kv_cache import KvCache
 from services.executor.runner import CpuBackend, Model
 from services.executor.torch_arrays import TORCH
+from services.executor.torch_scores import TorchScores
 
 P = TypeVar("P")
 
@@ -22,6 +23,7 @@ class TorchBackend(CpuBackend[Tensor, P]):
         self, model: Model[Tensor, P], capacity: Capacity, kv: KvCache[Tensor], is_debug: bool = False
     ) -> None:
         super().__init__(model, TORCH, capacity, kv, is_debug)
+        self.sample_by(TorchScores())
 
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> Outcome:

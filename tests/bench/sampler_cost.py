@@ -1,4 +1,5 @@
-"""What sampling costs a step: 64 rows over a vocabulary of 49152, by what every row asks for, on one core.
+"""What sampling costs a step: 64 rows over a vocabulary of 49152, by what every row asks for, on one core
+and by the operations of the native kernels (plain numpy where there are none).
 
 Milliseconds, medians: from logits to tokens, the parameters of the rows included, with 500 tokens of history where that
 counts. Two kinds of scores: `sure` ones, where 0.9 of the mass lies in a few tokens as in running text, and `unsure`
@@ -15,9 +16,12 @@ import torch
 from torch import Tensor
 
 from services.executor.batch import Rows, pack
+from services.executor.native.binding import KernelsError, built_library, open_kernels, open_library
+from services.executor.native.scores import NativeScores
 from services.executor.opening import open_on_cpu
 from services.executor.sampler import sample
 from services.executor.sampling_state import SamplingState
+from services.executor.scores import PLAIN, ScoreOperations
 from services.runtime.models import resolve
 from services.runtime.settings import ExecutorSettings, ModelSettings
 from services.wire import columns
@@ -57,12 +61,21 @@ def measure(asks: Sequence[Sampling], logits: Tensor) -> float:
     slots = np.arange(1, len(asks) + 1, dtype=np.int32)
     kv_lens = np.full(len(asks), NUM_KNOWN, np.int32)
     times: list[float] = []
+    operations = score_operations()
     for _ in range(NUM_RUNS):
         own = logits.clone().numpy()
         begun = time.perf_counter()
-        sample(own, state.rows(slots, kv_lens))
+        sample(own, state.rows(slots, kv_lens), None, operations)
         times.append(time.perf_counter() - begun)
     return statistics.median(times) * 1e3
+
+
+def score_operations() -> ScoreOperations:
+    """On one core."""
+    try:
+        return NativeScores(open_kernels(open_library(built_library())), 1)
+    except KernelsError:
+        return PLAIN
 
 
 def scores(tail: float) -> Tensor:

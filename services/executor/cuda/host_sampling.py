@@ -14,7 +14,7 @@ from services.executor.masks import TokenMasks
 from services.executor.matchers import Matchers
 from services.executor.sampler import sample
 from services.executor.sampling_state import SamplingState
-from services.executor.scores import PLAIN
+from services.executor.torch_scores import TorchScores
 from services.wire.messages import ModelCard
 
 
@@ -24,6 +24,7 @@ class HostSampler:
     def __init__(self, state: SamplingState, card: ModelCard, device: Device) -> None:
         self._state = state
         self._read = device.event()
+        self._scores = TorchScores()
         self.matchers = Matchers(Grammars(lambda constraint: None, cache_size=0), card, num_threads=1)
 
     def sample(self, batch: StepBatch, rows: I64, logits: Tensor) -> tuple[I32, dict[int, str]]:
@@ -36,13 +37,13 @@ class HostSampler:
         self._read.record()
         self._read.wait()
         scores: F32 = read.numpy()
-        is_finite = PLAIN.are_finite(scores)
+        is_finite = self._scores.are_finite(scores)
         scores[~is_finite] = 0.0
         own = batch.sampling_rows[rows]
         slots = batch.slots[own]
         masks = self.matchers.masks(batch)
         own_masks = TokenMasks(np.searchsorted(rows, masks.rows), masks.bits) if masks is not None else None
-        sampled = sample(scores, self._state.rows(slots, batch.kv_lens[own]), own_masks)
+        sampled = sample(scores, self._state.rows(slots, batch.kv_lens[own]), own_masks, self._scores)
         is_drawn = is_finite & ~sampled.stuck
         if masks is not None:
             tokens, drawn = np.zeros(len(batch.sampling_rows), np.int64), np.zeros(len(batch.sampling_rows), np.bool_)

@@ -81,7 +81,8 @@ def vllm(python: Path, folder: Path, port: int) -> Sequence[str]:
     return [*command, *flags, "--enforce-eager"]
 
 
-# Unless told, vLLM sizes its KV memory by what the machine has, and computes on all cores but one.
+# Unless told, vLLM sizes its KV memory by what the machine has, and computes on all cores but one. What the environment
+# says of these wins.
 ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
@@ -141,7 +142,7 @@ def serving(name: str, python: Path) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=f"bench-{name}-") as scratch:
         port, path, started = free_port(), Path(scratch, "log"), time.monotonic()
         command = PEERS[name].command(python, Path(scratch), port)
-        with path.open("wb") as log, held(command, log, {**os.environ, **ENVIRONMENT}) as process:
+        with path.open("wb") as log, held(command, log, {**ENVIRONMENT, **os.environ}) as process:
             wait_ready(process, port, path)
             print(f"{name}: ready in {time.monotonic() - started:.1f} s", file=sys.stderr)
             yield f"http://127.0.0.1:{port}/v1"

@@ -1,4 +1,4 @@
-"""What the kernels do with whole rows of scores, against plain numpy."""
+"""What the kernels do with whole rows of scores, against plain numpy; torch's operations too."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from services.executor.masks import TokenMasks, num_words
 from services.executor.native.binding import Kernels
 from services.executor.native.scores import NativeScores
 from services.executor.scores import PLAIN
+from services.executor.torch_scores import TorchScores
 
 ROWS = 9
 
@@ -21,8 +22,10 @@ def test_ban(kernels: Kernels, vocab_size: int, num_threads: int) -> None:
     bits[3, -1] = 1 << (vocab_size - 1) % 32 if vocab_size % 32 else -(2**31)
     masks = TokenMasks(np.array([0, 2, 3, 7, 8]), bits)
     scores = rng.normal(size=(ROWS, vocab_size)).astype(np.float32)
-    expected = scores.copy()
+    expected, by_torch = scores.copy(), scores.copy()
     PLAIN.ban(expected, masks)
+    TorchScores().ban(by_torch, masks)
+    assert np.array_equal(by_torch, expected)
     assert np.isneginf(expected[3]).all() and not np.isneginf(expected[1]).any()
     NativeScores(kernels, num_threads).ban(scores, masks)
     assert np.array_equal(scores, expected)
@@ -36,6 +39,7 @@ def test_are_finite(kernels: Kernels, vocab_size: int, num_threads: int) -> None
     scores[7] = np.finfo(np.float32).max  # whose sum is not finite, though each of them is
     finite = NativeScores(kernels, num_threads).are_finite(scores)
     assert np.array_equal(finite, PLAIN.are_finite(scores))
+    assert np.array_equal(finite, TorchScores().are_finite(scores))
     assert np.flatnonzero(~finite).tolist() == [0, 3, 5]
 
 
@@ -47,7 +51,9 @@ BLOCKS = [(1, 1), (7, 1), (3, 32), (1000, 8), (768, 64), (5, 20), (3, 100)]  # h
 def test_peaks(kernels: Kernels, num_blocks: int, block_size: int, num_threads: int) -> None:
     blocks = np.random.default_rng(num_blocks).normal(size=(ROWS, num_blocks, block_size)).astype(np.float32)
     blocks[1, 0], blocks[2, -1, -1] = -np.inf, 1e38
-    assert np.array_equal(NativeScores(kernels, num_threads).peaks(blocks), PLAIN.peaks(blocks))
+    expected = PLAIN.peaks(blocks)
+    assert np.array_equal(NativeScores(kernels, num_threads).peaks(blocks), expected)
+    assert np.array_equal(TorchScores().peaks(blocks), expected)
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), BLOCKS)
@@ -64,6 +70,9 @@ def test_weigh(kernels: Kernels, num_blocks: int, block_size: int, num_threads: 
     expected, expected_sums = PLAIN.weigh(blocks, rows, best, factors)
     np.testing.assert_allclose(weights, expected, rtol=1e-6, atol=2e-38)
     np.testing.assert_allclose(sums, expected_sums, rtol=1e-5, atol=1e-36)
+    np.testing.assert_allclose(
+        TorchScores().weigh(blocks, rows, best, factors)[1], expected_sums, rtol=1e-4, atol=1e-36
+    )
     assert weights[2].sum() == 1.0
     for index in range(ROWS):
         only = slice(index, index + 1)
