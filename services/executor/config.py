@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """How the rotary frequencies were stretched; the words and numbers are config.json's. See rope.py for the formulas.
+    """How the rotary frequencies were stretched; the words and numbers are config.json's. Formulas: rope_angles.py.
 
     original_context: positions that the model was trained with before; factor: how many times as far it reaches now.
     magnitude: what cosines and sines are multiplied by (YaRN).
