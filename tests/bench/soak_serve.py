@@ -87,7 +87,7 @@ async def leaving(server: AsyncClient, rng: random.Random) -> None:
 async def late(server: AsyncClient, rng: random.Random) -> None:
     """A deadline that will pass."""
     try:
-        await server.generate(prompt_of(rng, 4, 600), max_tokens=400, ignore_eos=True, timeout_s=rng.uniform(0.01, 1.0))
+        await server.generate(prompt_of(rng, 4, 600), max_tokens=4000, ignore_eos=True, timeout_s=rng.uniform(0.01, 1))
     except (DeadlineExceeded, Cancelled):
         pass
     else:
