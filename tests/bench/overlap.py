@@ -1,8 +1,8 @@
 """How much of the time the device waits for the host, with overlap and without, with the detokenizer beside or in line.
 
 A pretended device in a real executor process (its model echoes: one that hashes would take processor time that no
-device takes); the scheduler's shell in this process, over the real links; another
-process submits requests at the Submit link. The idle time before step N+1 is max(0, launched(N+1) - done(N)) on the
+device takes); the scheduler's shell in this process, over the real links; another process submits requests at the
+Submit link. The idle time before step N+1 is max(0, launched(N+1) - done(N)) on the
 device's own clock. Depth 1 is the ablation of overlap; a detokenizer that takes its turn in the scheduler's loop is the
 ablation of asynchronous output. Beside each figure stands what others took of the processors meanwhile (others.py).
 """
@@ -232,12 +232,10 @@ def _idle(setup: Setup) -> dict[str, float]:
 
 
 def _gain(slow: Setup, fast: Setup) -> dict[str, float]:
-    """How many times the steps a second that `slow` makes `fast` makes."""
-    before, after = _least_disturbed(slow, 1)[0], _least_disturbed(fast, 1)[0]
-    return {
-        "gain": before.figure.step_ms / after.figure.step_ms,
-        "others_share": max(before.others_share, after.others_share),
-    }
+    """How many times the steps a second that `slow` makes `fast` makes; medians of three windows each."""
+    before, after = _least_disturbed(slow, 3), _least_disturbed(fast, 3)
+    slow_ms, fast_ms = (statistics.median(window.figure.step_ms for window in each) for each in (before, after))
+    return {"gain": slow_ms / fast_ms, "others_share": max(window.others_share for window in (*before, *after))}
 
 
 def _least_disturbed(setup: Setup, wanted: int) -> list[others.Window[Figures]]:
