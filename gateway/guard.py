@@ -6,6 +6,7 @@ descriptors, knows no method by name.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -87,7 +88,9 @@ class Guard:
             status = errors.status(CallError(reasons.ERROR_REASON_INTERNAL, "a bug in the server; its log tells more"))
         # A call that was ended over a stuck write has its status already.
         if not context.done():
-            await context.abort_with_status(status)
+            # The client may go between that look and its status, which then has nobody to reach.
+            with contextlib.suppress(grpc.aio.InternalError):
+                await context.abort_with_status(status)
         return None
 
     def _serialized(self, message: Message) -> bytes:
