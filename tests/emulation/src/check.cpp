@@ -54,6 +54,10 @@ int check_refused() {
 }  // namespace
 
 int main(int count, char **arguments) {
+    if (tandem_abi_version() != TANDEM_ABI_VERSION) {
+        std::printf("the library was built from other sources\n");
+        return 2;
+    }
     if (count > 1 && std::string(arguments[1]) == "refused") return check_refused();
     const int rounds = count > 1 ? std::atoi(arguments[1]) : 10;
     const uint64_t seed = count > 2 ? std::strtoull(arguments[2], nullptr, 10) : 1;

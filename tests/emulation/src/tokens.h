@@ -96,11 +96,49 @@ inline void check_ban(const TandemKernels &kernels, Draw &draw, Report &report) 
     report.expect(is_right, "banning among %d scores", vocab);
 }
 
+// The scores of rows in blocks: are they finite, the best of each block, and the weights of some rows with their sums.
+inline void check_scores(const TandemKernels &kernels, Draw &draw, Report &report) {
+    const int rows = 6, block = draw.one_of({1, 5, 8, 16, 24, 37, 64}), blocks = draw.between(1, 40), vocab = block * blocks;
+    const float infinity = std::numeric_limits<float>::infinity();
+    Memory<float> scores = random_values(draw, int64_t(rows) * vocab, 8);
+    for (int row = 0; row < 2; row++) scores[int64_t(row) * vocab + draw.between(0, vocab - 1)] = row ? infinity : -infinity;
+    Memory<uint8_t> finite(rows, 9);
+    Memory<float> peaks(int64_t(rows) * blocks, NOT_A_NUMBER);
+    kernels.check(scores.data(), vocab, rows, finite.data(), draw.between(1, 3));
+    kernels.peaks(scores.data(), vocab, block, rows, peaks.data(), draw.between(1, 3));
+    const std::vector<int64_t> given{4, 2, 5, 0};
+    const std::vector<float> best{20, 9, 30, 15}, factors{1, 0.5f, 3, 2};
+    Memory<float> weights(4 * int64_t(vocab), NOT_A_NUMBER), sums(4 * int64_t(blocks), NOT_A_NUMBER);
+    kernels.weigh(scores.data(), vocab, block, given.data(), best.data(), factors.data(), 4, weights.data(), sums.data(),
+                  draw.between(1, 3));
+    bool is_right = finite.has_clean_edges() && peaks.has_clean_edges() && weights.has_clean_edges() && sums.has_clean_edges();
+    for (int row = 0; row < rows; row++) {
+        is_right &= finite[row] == (row >= 2);
+        for (int b = 0; b < blocks; b++) {
+            const float *at = &scores[int64_t(row) * vocab + b * block];
+            is_right &= peaks[int64_t(row) * blocks + b] == *std::max_element(at, at + block);
+        }
+    }
+    for (size_t i = 0; i < given.size(); i++)
+        for (int b = 0; b < blocks; b++) {
+            double sum = 0;
+            for (int t = b * block; t < (b + 1) * block; t++) {
+                const double gap = (double(scores[given[i] * vocab + t]) - best[i]) * factors[i];
+                const double wanted = gap < -87.3 ? 0 : std::exp(gap), got = weights[int64_t(i) * vocab + t];
+                is_right &= is_near(got, wanted, 2e-5 * wanted + 2e-38);
+                sum += wanted;
+            }
+            is_right &= is_near(sums[int64_t(i) * blocks + b], sum, 2e-5 * sum + 1e-36);
+        }
+    report.expect(is_right, "%d blocks of %d scores", blocks, block);
+}
+
 inline void check_tokens(const TandemKernels &kernels, Draw &draw, Report &report, int rounds) {
     for (int round = 0; round < rounds; round++) {
         check_add_normalize(kernels, draw, report);
         check_gate(kernels, draw, report);
         check_rotate_and_store(kernels, draw, report);
         check_ban(kernels, draw, report);
+        check_scores(kernels, draw, report);
     }
 }

@@ -102,6 +102,6 @@ struct TandemKernels {
 int32_t tandem_abi_version(void);
 // The table of a variant by name, null when this build or this processor has none of that name.
 const TandemKernels *tandem_kernels(const char *name);
-// Names of the variants that this processor can run, the fastest first, separated by spaces.
+// Names of the variants that this processor can run and that are offered, the fastest first, separated by spaces.
 const char *tandem_variants(void);
 }

@@ -6,6 +6,7 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")
 #define TANDEM_AVX512 1
 #define TANDEM_VNNI 0
+#define TANDEM_AMX 0
 #include "table.h"
 
 extern const TandemKernels tandem_avx512;

@@ -6,6 +6,7 @@
 #pragma GCC target("avx2,fma,f16c,avxvnni")
 #define TANDEM_AVX512 0
 #define TANDEM_VNNI 1
+#define TANDEM_AMX 0
 #include "table.h"
 
 extern const TandemKernels tandem_avxvnni;

@@ -12,6 +12,14 @@
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "abi.h"
+
+// Whether this compiler knows AMX.
+#if defined(__x86_64__) && __has_include(<amxint8intrin.h>)
+#define TANDEM_HAS_AMX 1
+#else
+#define TANDEM_HAS_AMX 0
+#endif
