@@ -5,7 +5,7 @@ of a bare watermark: each running sequence grows by a token a step until its lik
 After a preemption the likely length is taken longer for a while, so that the same mistake is not made at once again.
 """
 
-from services.scheduler.core.sequence import Sequence
+from services.scheduler.core.sequence import Run, Sequence
 from services.scheduler.core.state import State
 
 SPREADS = 0.25  # standard deviations added to the mean output length
@@ -16,16 +16,18 @@ RESIDUE = 0.2  # of the likely length: what is left, at the least, of an output 
 
 def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
     """Whether admitting this sequence is likely to need no preemption. Alone, anybody may try."""
-    if not state.limits.forecast or not state.running or not state.output_length.is_known:
+    if not state.limits.forecast or not state.running:
         return True
     is_cautious = state.last_step - state.last_preemption_step < CAUTIOUS_STEPS and state.last_preemption_step > 0
-    likely = state.output_length.likely(SPREADS_AFTER_PREEMPTION if is_cautious else SPREADS)
+    lengths = state.output_length
+    likely = lengths.likely(SPREADS_AFTER_PREEMPTION if is_cautious else SPREADS) if lengths.is_known else 0.0
     pool, size = state.pool, state.pool.block_size
-    if pool.num_free * size >= (len(state.running) + 1) * (likely + size) + len(sequence.tokens):
+    num_to_come = len(sequence.tokens) + sum([run.num_wanted for run in state.claims])  # known, and not in KV yet
+    if pool.num_free * size >= (len(state.running) + 1) * (likely + size) + num_to_come:
         return True  # even if nobody ended before its likely end
     # (steps to the end, positions held now by nobody before it) of everybody, the longest-lived first.
     lives = [(_steps_left(sequence, likely), len(sequence.tokens) - num_found * size)]
-    lives += [(_steps_left(run.sequence, likely), run.planned - run.num_cached_blocks * size) for run in state.running]
+    lives += [(_steps_left(run.sequence, likely), _length(run) - run.num_cached_blocks * size) for run in state.running]
     lives.sort(reverse=True)
     # Of what is shared and was computed by somebody who is gone, nobody knows when it will be given back.
     num_own_blocks = sum([len(run.blocks) - run.num_cached_blocks for run in state.running])
@@ -37,6 +39,11 @@ def has_future(state: State, sequence: Sequence, num_found: int) -> bool:
         if usage > pool.num_total:
             return False
     return True
+
+
+def _length(run: Run) -> int:
+    """KV positions that it is sure to hold: the rest of its prompt is known, though not computed."""
+    return max(run.planned, len(run.tokens))
 
 
 def _steps_left(sequence: Sequence, likely: float) -> int:

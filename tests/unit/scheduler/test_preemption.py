@@ -177,6 +177,17 @@ def test_nobody_joins_who_would_have_to_be_thrown_out_again() -> None:
     assert num_preemptions[True] == 0 < num_preemptions[False]
 
 
+@pytest.mark.parametrize(("chunk", "budget"), [(4, 8), (8, 16), (16, 64), (4, 64)])
+def test_a_prompt_that_is_half_computed_is_counted_whole(chunk: int, budget: int) -> None:
+    """Ten long prompts in a pool for three, before anything is known of outputs: none is begun to be thrown out."""
+    rig = Rig(limits(chunk_size=chunk, token_budget=budget), num_blocks=49, block_size=4)
+    for number in range(10):
+        rig.submit(submit_message(f"r{number}", [3 + number] * 60, max_tokens=4))
+    rig.run()
+    assert rig.scheduler.state.counters.num_preemptions == 0
+    assert sum(count for step in rig.row_history for _, count in step) == 10 * (60 + 3), "a token is computed once"
+
+
 def test_before_anything_is_known_and_for_one_alone_anybody_may_try() -> None:
     rig = Rig(num_blocks=9, block_size=4)
     rig.submit(submit_message("a", PROMPT, max_tokens=25))
