@@ -46,7 +46,12 @@ def test_a_waiting_request_that_comes_later_does_not_go_before_the_chunks_of_a_l
 def test_nobody_is_preempted_in_a_plan_that_somebody_joins() -> None:
     """Of three blocks two are held, and the one that joins takes the third: the next chunk of another waits a step,
     though one after it holds a block; then it takes that."""
-    rig = Rig(limits(depth=1, token_budget=8, chunk_size=4, forecast=False), num_blocks=4, block_size=4, policy=priority(10**9))
+    rig = Rig(
+        limits(depth=1, token_budget=8, chunk_size=4, forecast=False),
+        num_blocks=4,
+        block_size=4,
+        policy=priority(10**9),
+    )
     rig.submit(submit_message("low", [3] * 8, max_tokens=2))
     rig.submit(submit_message("last", [5] * 8, max_tokens=2))
     rig.turns(1)

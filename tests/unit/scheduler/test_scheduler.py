@@ -225,7 +225,7 @@ def test_first_come_first_served() -> None:
 def test_a_head_that_does_not_fit_stops_admission() -> None:
     rig = Rig(num_blocks=9, block_size=4)
     rig.submit(submit_message("a", [3] * 20, max_tokens=3))
-    rig.submit(submit_message("big", [3] * 20, max_tokens=3))
+    rig.submit(submit_message("big", [5] * 20, max_tokens=3))
     rig.submit(submit_message("small", [3], max_tokens=4))
     rig.run()
     assert [key.request for key in rig.closes] == ["a", "big", "small"]
