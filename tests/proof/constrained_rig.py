@@ -27,8 +27,9 @@ class ConstrainedRig(LawfulRig):
         return super().plan()
 
     def turn(self) -> bool:
-        has_compiled = self.compiles_at_once and self.compile(0)
-        return super().turn() or has_compiled
+        """Compiling comes last: in a turn that only asked for it something happened all the same."""
+        has_run = super().turn()
+        return (self.compiles_at_once and self.compile(0)) or has_run
 
     def compile(self, which: int) -> bool:
         """One of those asked for is compiled, or a late answer arrives; False if there is neither."""
