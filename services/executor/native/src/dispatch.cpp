@@ -18,7 +18,7 @@ namespace {
 struct Variant {
     const TandemKernels *kernels;
     bool runs;
-    bool is_offered = true;  // not while it was never run anywhere: then it is to be had by its name alone
+    bool is_offered = true;  // not while it was never run on a processor: then it is to be had by its name alone
 };
 
 #if TANDEM_HAS_AMX
