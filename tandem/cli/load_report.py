@@ -13,6 +13,7 @@ from tandem.load.summary import Spread, Summary, Targets
 OWN = "tandem"  # what our own server is called beside others
 MIN_WIDTH = 120  # where the width is not known, as in a pipe
 SPREADS = ("TTFT", "ITL", "TPOT", "e2e")
+OUTPUTS = ("json", "plots")  # arguments that say where figures go; they lead to none
 
 Summaries = Mapping[tuple[str, str], Summary]  # by load and server
 
@@ -59,7 +60,11 @@ def _spread(spread: Spread) -> str:
 def as_json(arguments: Mapping[str, object], summaries: Summaries, targets: Targets) -> bytes:
     """Every number, and the arguments that led to it."""
     whole = {
-        "arguments": {name: str(value) if isinstance(value, Path) else value for name, value in arguments.items()},
+        "arguments": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in arguments.items()
+            if name not in OUTPUTS
+        },
         "targets": targets,
         "results": [
             {"load": level, "server": target, **msgspec.structs.asdict(summary)}

@@ -40,6 +40,7 @@ def test_closed_and_open_loops_as_a_table_a_file_and_a_picture(address: str, tmp
     flags = ["--concurrency", "1", "--concurrency", "3", "--rate", "20", "--num-requests", "8", "--turns", "2"]
     flags += ["--prompt-tokens", "4-8", "--output-tokens", "5", "--json", str(tmp_path / "out.json")]
     result = bench(address, *flags, "--plots", str(tmp_path / "plots"))
+    assert str(tmp_path) not in (tmp_path / "out.json").read_text(), "figures may be shared, folders need not"
     closed = results(tmp_path / "out.json")[:2]
     assert [(each["load"], each["server"]) for each in closed] == [("c=1", "tandem"), ("c=3", "tandem")]
     for each in closed:

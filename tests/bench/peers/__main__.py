@@ -121,7 +121,8 @@ def main() -> int:
         command += ["--against-fields", ASKED_OF_PEERS, "--json", str(path), *LOAD, *chosen]
         status = subprocess.run(command, check=False).returncode
         ours.stop()
-    print(path)
+    if not any(flag.startswith("--json") for flag in flags):
+        print(path)
     return status
 
 
